@@ -1,0 +1,240 @@
+"""Every message that travels between peers, as a frozen dataclass.
+
+Arrays are read-only views. Times in messages are durations in seconds, never points in time: peers'
+clocks do not agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flwr_moshpit.protocol.machine import Message, PeerId, Round, Vector
+
+
+class PlanId(NamedTuple):
+    """Identifies a plan; the highest wins."""
+
+    term: int
+    coordinator: PeerId
+
+
+class GroupKey(NamedTuple):
+    """One line of cells of one plan's grid in one round: the peers that should average together."""
+
+    plan: PlanId
+    round: Round
+    axis: int
+    """The dimension along which the line runs, `round` modulo the number of dimensions."""
+    line: int
+    """Which of the lines along `axis`."""
+
+
+class GroupId(NamedTuple):
+    key: GroupKey
+    leader: PeerId
+    incarnation: int
+    """The leader's: one that restarted does not reuse an id."""
+
+
+class Version(NamedTuple):
+    """A version of a group: the higher replaces the lower."""
+
+    counter: int
+    rank: int
+    """Position of the member that named it in the group's first version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which peer holds which cells of a mixed-radix grid. Spread as a `Record`."""
+
+    id: PlanId
+    radices: tuple[int, ...]
+    """(m_1, ..., m_d), each at least 1; their product is the number of cells."""
+    holders: tuple[PeerId, ...]
+    """The holder of each cell, in the order of cells; a stand-in holds several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One peer's part in a group."""
+
+    peer: PeerId
+    weight: float
+    """What its vector counts for."""
+    num_cells: int
+    """How many cells of the line it holds: more than one for a stand-in."""
+    begin: int
+    """It reduces the elements begin <= k < end of the vector; none if they are equal."""
+    end: int
+
+
+# Matchmaking
+
+
+@dataclass(frozen=True, slots=True)
+class Announce(Message):
+    """To the leader: I shall come to this round, in `eta_s` seconds."""
+
+    key: GroupKey
+    eta_s: float
+    local_s: float
+    """How long my local steps take in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive(Message):
+    """To the leader: I am here. Sent again if nothing is heard; the leader takes it once."""
+
+    key: GroupKey
+    weight: float
+    dim: int
+    schema: bytes
+    """Hash of names, shapes and dtypes: averaging needs equal ones."""
+    uplink_bytes_per_s: float | None
+    dialable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Message):
+    """From the leader to a member that has said nothing: are you coming?"""
+
+    key: GroupKey
+    sweep: bool
+    """A round without training: drop what you are training and come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Message):
+    """From the leader: I heard you, we wait."""
+
+    key: GroupKey
+
+
+@dataclass(frozen=True, slots=True)
+class Late(Message):
+    """Instead of a group: this round is closed, or the member that you called is past it."""
+
+    key: GroupKey
+    round: Round
+    """The first round that may still be open, as far as the sender knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Message):
+    """From the leader: you cannot take part."""
+
+    key: GroupKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewerPlan(Message):
+    """Answers a message under an older plan."""
+
+    plan: Plan
+
+
+# Inside a group
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNamed(Message):
+    """Who averages with whom, who reduces what, and with which weights. Fixed for its version."""
+
+    group: GroupId
+    version: Version
+    members: tuple[Member, ...]
+    ranks: tuple[PeerId, ...]
+    """The members of the first version, in order: `Version.rank` indexes it."""
+    dim: int
+    wait_s: float
+    """From the first arrival to the naming of the first version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decline(Message):
+    """To the namer: I am not in this group (any more), go on without me."""
+
+    group: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Message):
+    """A piece of the sender's vector, for the member that reduces it."""
+
+    group: GroupId
+    version: Version
+    offset: int
+    data: Vector
+
+    @property
+    def array_bytes(self) -> int:
+        return self.data.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Average(Message):
+    """A piece of the group's weighted mean, from its reducer or from another that has it."""
+
+    group: GroupId
+    version: Version
+    offset: int
+    data: Vector
+
+    @property
+    def array_bytes(self) -> int:
+        return self.data.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Message):
+    """From a reducer: send me your part at `offset` (again)."""
+
+    group: GroupId
+    version: Version
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Message):
+    """Send me the average at `offset` (again)."""
+
+    group: GroupId
+    version: Version
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accuse(Message):
+    """To the namer: `peer` is lost to me, or what it sent cannot be used."""
+
+    group: GroupId
+    version: Version
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Message):
+    """From who wants to name `ballot`: have you finished an earlier version? If not, do not."""
+
+    group: GroupId
+    ballot: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Message):
+    group: GroupId
+    ballot: Version
+    finished: Version | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stands(Message):
+    """`version` was finished by `holder`: it stands, fetch from there what you miss."""
+
+    group: GroupId
+    version: Version
+    holder: PeerId
