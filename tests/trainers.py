@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flwr_moshpit.protocol.machine import Evaluated, GradientResult, Trained, Vector
 from flwr_moshpit.trainer import Cost
-
-if TYPE_CHECKING:
-    from flwr_moshpit.vector import Layout
+from flwr_moshpit.vector import Layout
 
 
 class QuadraticTrainer:
@@ -98,8 +95,6 @@ class QuadraticTrainer:
 
     @property
     def layout(self) -> Layout:
-        from flwr_moshpit.vector import Layout
-
         return Layout.of({"x": np.zeros(self.dim, self.dtype)})
 
     def prepare(self, num_clients: int, dtype: str | None = None) -> None:
