@@ -1,0 +1,1 @@
+"""The subcommands of `flwr-moshpit`, one module each."""
