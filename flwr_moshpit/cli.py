@@ -1,0 +1,143 @@
+"""The `flwr-moshpit` command: parses arguments, runs a subcommand, turns errors into exit codes.
+
+0 done; 1 the run failed (the training code raised, a bound fell short); 2 a wrong setting, told in
+one line; 130 interrupted, with everything so far written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError, TrainerError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, where argparse prints its usage too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see `{self.prog} --help`)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `flwr-moshpit` with `argv`, by default the process's, and return the exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except (ConfigError, SchemaError) as error:
+        return _say(error, EXIT_USAGE)
+    except TrainerError as error:
+        # The user needs to see their own code's traceback; ours around it says nothing to them.
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return _say(error, EXIT_FAILED)
+    except MoshpitError as error:
+        return _say(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _say("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wants; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _say(what: object, code: int) -> int:
+    sys.stderr.write(f"flwr-moshpit: {what}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="flwr-moshpit",
+        description="Serverless federated learning: clients average among themselves.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_simulate(commands)
+    _add_devices(commands)
+    _add_bench(commands)
+    return parser
+
+
+def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="train an app's clients in virtual time",
+        description="Train an app's clients, each on a virtual device, in virtual time. Defaults "
+        "come from the app's [tool.flwr.app.config], then from --config, then from the flags.",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("app", metavar="APP", help="a bundled app (watch, digits) or a path")
+    add = parser.add_argument
+    add("--peers", type=int, metavar="N", help="number of clients")
+    add("--fleet", metavar="MIX", help="devices: jetson-nano:0.6,cloud-t4:0.4, or a TOML file")
+    add("--rounds", type=int, metavar="N", help="stop after N rounds")
+    add("--until", metavar="TIME", help="stop at this virtual time: seconds, or as 90m, 3h")
+    add("--algorithm", metavar="NAME", help="moshpit or fedavg")
+    add("--group-size", type=int, metavar="M", help="most peers that average together")
+    add("--local-steps", type=int, metavar="N", help="optimizer steps between two rounds")
+    add("--local-s", type=float, metavar="S", help="or seconds of training between two rounds")
+    add("--delayed", action="store_true", help="go on training while a round is under way")
+    add("--seed", type=int, metavar="N", help="the one seed: same seed, same digest")
+    add("--faults", action="append", metavar="FAULT", help='such as "crash 20%% per hour"; repeat')
+    add("--cost-as", metavar="MODEL", help="clock and links as for resnet50, albert-large or FILE")
+    add("--workers", type=int, metavar="N", help="training processes; 0 trains in this one")
+    add("--dtype", metavar="TYPE", help="float32 or float64")
+    add("--config", type=Path, metavar="FILE.toml", help="settings, under their names above")
+    add("--out", type=Path, metavar="DIR", help="where results go (runs/DATE-N)")
+    add("--explain", action="store_true", help="first print what was chosen, and why")
+    add("--quiet", action="store_true", help="no progress")
+    parser.set_defaults(run=_simulate)
+
+
+def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser("devices", help="list the devices that a fleet can be made of")
+    parser.add_argument("--sources", action="store_true", help="each figure with its source")
+    parser.set_defaults(run=_devices)
+
+
+def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser("bench", help="measure this program against its bounds")
+    parser.add_argument("what", choices=["engine"], metavar="engine", help="the simulation engine")
+    parser.set_defaults(run=_bench)
+
+
+# Subcommands are imported when they run: `--help` should not wait for a framework to load.
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.simulate import simulate
+
+    given = dict(vars(arguments))
+    del given["run"]
+    ours = {key: given.pop(key, None) for key in ("app", "config", "out", "explain", "quiet")}
+    history = simulate(
+        ours["app"],
+        flags={key.replace("_", "-"): value for key, value in given.items()},
+        config=ours["config"],
+        out=ours["out"],
+        explain=bool(ours["explain"]),
+        quiet=bool(ours["quiet"]),
+    )
+    return EXIT_INTERRUPTED if history.interrupted else 0
+
+
+def _devices(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.devices import devices
+
+    devices(sources=arguments.sources)
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.bench.engine import bench
+
+    return 0 if bench() else EXIT_FAILED
