@@ -51,9 +51,11 @@ class Plan:
 
     id: PlanId
     radices: tuple[int, ...]
-    """(m_1, ..., m_d), each at least 1; their product is the number of cells."""
+    """(m_1, ..., m_d); their product is the number of cells."""
     holders: tuple[PeerId, ...]
     """The holder of each cell, in the order of cells; a stand-in holds several."""
+    from_round: Round
+    """The first round that it rules. A new shape waits for the end of a sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,18 @@ class Member:
 
     peer: PeerId
     weight: float
-    """What its vector counts for."""
+    """What its vector counts for; one of weight 0 sends nothing and is given the mean."""
     num_cells: int
     """How many cells of the line it holds: more than one for a stand-in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The elements begin <= k < end of the vector are averaged by `reducer`."""
+
     begin: int
-    """It reduces the elements begin <= k < end of the vector; none if they are equal."""
     end: int
+    reducer: PeerId
 
 
 # Matchmaking
@@ -75,25 +83,26 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Announce(Message):
-    """To the leader: I shall come to this round, in `eta_s` seconds."""
+    """To the leader: I shall come to this round, in `eta_s` seconds. A later one corrects it."""
 
     key: GroupKey
     eta_s: float
     local_s: float
-    """How long my local steps take in all."""
+    """How long my local steps take in all, as I estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrive(Message):
-    """To the leader: I am here. Sent again if nothing is heard; the leader takes it once."""
+    """To the leader: I am here. Sent again while nothing is heard; the leader takes it once."""
 
     key: GroupKey
     weight: float
     dim: int
     schema: bytes
     """Hash of names, shapes and dtypes: averaging needs equal ones."""
-    uplink_bytes_per_s: float | None
-    dialable: bool
+    sweep: bool
+    """For me this is a round without training: wait for everybody who can come."""
+    local_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +116,14 @@ class Call(Message):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Message):
-    """From the leader: I heard you, we wait."""
+    """From the leader to one that asks again: I heard you, we wait."""
 
     key: GroupKey
 
 
 @dataclass(frozen=True, slots=True)
 class Late(Message):
-    """Instead of a group: this round is closed, or the member that you called is past it."""
+    """Instead of a group: this round is closed, or, to a leader that calls: I am past it."""
 
     key: GroupKey
     round: Round
@@ -136,6 +145,11 @@ class NewerPlan(Message):
     plan: Plan
 
 
+@dataclass(frozen=True, slots=True)
+class WhichPlan(Message):
+    """Answers a message under a plan that I do not know yet: send it to me."""
+
+
 # Inside a group
 
 
@@ -146,18 +160,12 @@ class GroupNamed(Message):
     group: GroupId
     version: Version
     members: tuple[Member, ...]
+    shares: tuple[Share, ...]
     ranks: tuple[PeerId, ...]
     """The members of the first version, in order: `Version.rank` indexes it."""
     dim: int
-    wait_s: float
-    """From the first arrival to the naming of the first version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decline(Message):
-    """To the namer: I am not in this group (any more), go on without me."""
-
-    group: GroupId
+    stall_s: float
+    """Without any progress for this long a member asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +173,6 @@ class Part(Message):
     """A piece of the sender's vector, for the member that reduces it."""
 
     group: GroupId
-    version: Version
     offset: int
     data: Vector
 
@@ -193,7 +200,6 @@ class Ask(Message):
     """From a reducer: send me your part at `offset` (again)."""
 
     group: GroupId
-    version: Version
     offset: int
 
 
@@ -207,11 +213,24 @@ class Fetch(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Accuse(Message):
-    """To the namer: `peer` is lost to me, or what it sent cannot be used."""
+class Waiting(Message):
+    """Answers a `Fetch` for what is not there yet: I am alive and wait for others."""
 
     group: GroupId
-    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(Message):
+    """Answers about a group that I know nothing of (any more)."""
+
+    group: GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Accuse(Message):
+    """To the namer: `peer` is lost to me, or sent what cannot be used, or is me and declines."""
+
+    group: GroupId
     peer: PeerId
     reason: str
 
@@ -226,15 +245,16 @@ class Query(Message):
 
 @dataclass(frozen=True, slots=True)
 class Answer(Message):
+    """`ballot` is the highest that the sender has answered; above the asked one it means no."""
+
     group: GroupId
     ballot: Version
-    finished: Version | None
+    finished: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stands(Message):
-    """`version` was finished by `holder`: it stands, fetch from there what you miss."""
+    """The version `named` was finished by `holder`: it stands, fetch from there what you miss."""
 
-    group: GroupId
-    version: Version
+    named: GroupNamed
     holder: PeerId

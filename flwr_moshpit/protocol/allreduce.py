@@ -1,0 +1,531 @@
+"""Butterfly all-reduce inside one group, finished by whoever survives.
+
+Every member sends the pieces of its vector to their reducers and gets the averages back; weights,
+members and shares are fixed by the `GroupNamed` of a version. When a member is lost, the highest
+ranking survivor names the next version without it. It first asks the living whether somebody has
+finished an earlier one: then that one stands and is served to those who miss pieces of it.
+Otherwise nobody finishes it any more after having answered. So all members that live end with one
+result, over one set of contributors. (This is single-decree consensus among the living, with
+versions as ballots and crash-stop failures; across a partition each side decides for itself.)
+
+    AVERAGING  parts go out, averages come in       -> DONE when all averages of a version are here
+    FROZEN     answered a query: may not finish     -> AVERAGING by a new version or by `Stands`
+    NAMING     I rank highest: asking the living    -> AVERAGING by my version, or `Stands`
+    DONE       result or None (sat out); serves others until it is forgotten
+
+What a reducer was sent is kept until the group is done, because a new version sums the same pieces
+over fewer contributors: nothing is sent twice for it, except to the reducers that take over. This
+costs up to one vector of memory at equal shares; the alternative, running sums, costs a second
+round trip of the whole vector when somebody dies late.
+
+Ryabinin et al. (arXiv 2103.03239) and hivemind lose a dead reducer's share and mix contributors
+between pieces; see section 4 of the paper for the all-reduce itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Send, Vector
+from flwr_moshpit.protocol.messages import (
+    Accuse,
+    Answer,
+    Ask,
+    Average,
+    Fetch,
+    GroupNamed,
+    Member,
+    Part,
+    Query,
+    Share,
+    Stands,
+    Version,
+    Waiting,
+)
+
+SILENCES_MAX = 3
+"""Unanswered questions after which a member counts as lost even if the membership sees it live."""
+
+CERTAIN = ("dead", "unreachable", "silent", "gone")
+"""Reasons for a loss after which the peer is not asked whether it has finished."""
+
+
+def unusable(data: object, size: int, dtype: np.dtype[np.generic], weight: float) -> str | None:
+    """Why a piece of a vector cannot be used, or None. One pass over the data when it is fine.
+
+    Parameters are bounded by the square root of what their type can hold, over the weight: beyond
+    that weighted sums overflow, and no model means such values.
+    """
+    if not isinstance(data, np.ndarray) or data.shape != (size,) or data.dtype != dtype:
+        return "wrong length or type"
+    norm2 = float(np.dot(data, data)) * max(weight, 1.0)
+    if math.isfinite(norm2) and norm2 < float(np.finfo(dtype).max):  # type: ignore[arg-type]
+        return None
+    if np.isnan(data).any():
+        return "NaN"
+    return "Inf" if np.isinf(data).any() else "overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a group ended for one member."""
+
+    average: Vector | None
+    """(d,), or None: this member sat out and keeps what it has."""
+    weight: float
+    """Sum of the contributors' weights."""
+    num_cells: int
+    contributors: tuple[PeerId, ...]
+    reason: str
+    """Why it sat out, or ""."""
+    lost_track: bool = False
+    """Others may have finished with this member's contribution and are gone: it must not bring
+    that contribution in again."""
+
+
+class AllReduce:
+    """One member's side of one group. `alive` tells whom the membership sees alive."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        named: GroupNamed,
+        vector: Vector,
+        alive: Callable[[PeerId], bool],
+        part_elems: int,
+        now: float,
+    ) -> None:
+        self.me = me
+        self.group = named.group
+        self.named = named
+        self.outcome: Outcome | None = None
+        self.bytes_sent = 0
+        self.began_at = now
+        self._vector = vector
+        self._alive = alive
+        self._part_elems = part_elems
+        self._weights = {member.peer: member.weight for member in named.members}
+        self._parts: dict[int, dict[PeerId, Vector]] = {}
+        self._pieces: dict[int, tuple[int, PeerId]] = {}
+        self._averages: dict[int, Vector] = {}
+        self._early: dict[Version, dict[int, tuple[PeerId, Vector]]] = {}
+        self._sent_to: dict[int, PeerId] = {}
+        self._promised = named.version
+        self._ballot: dict[PeerId, bool] | None = None
+        self._holder: PeerId | None = None
+        self._lost: dict[PeerId, str] = {}
+        self._silences: dict[PeerId, int] = {}
+        self._retried: dict[PeerId, None] = {}
+        self._progress_at = now
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.outcome else self._progress_at + self.named.stall_s
+
+    def start(self, now: float) -> list[Effect]:
+        return self._take_version(self.named, now)
+
+    def handle(self, src: PeerId, message: Message, now: float) -> list[Effect]:
+        """A message of this group. Whatever it says, `src` has shown that it lives."""
+        if src not in self._weights and not isinstance(message, Fetch | Part | Query):
+            return []
+        self._silences.pop(src, None)
+        match message:
+            case Part():
+                return self._on_part(src, message, now)
+            case Average():
+                return self._on_average(src, message, now)
+            case Ask():
+                return self._send_part(message.offset, src)
+            case Fetch():
+                return self._on_fetch(src, message)
+            case Accuse():
+                if message.peer != self.me:
+                    return self._lose(message.peer, f"accused: {message.reason}", now)
+            case Query():
+                return self._on_query(src, message)
+            case Answer():
+                return self._on_answer(src, message, now)
+            case GroupNamed():
+                if message.version > self.named.version and message.version >= self._promised:
+                    return self._take_version(message, now)
+            case Stands():
+                return self._on_stands(message, now)
+            case Waiting():
+                self._progress_at = now
+        return []
+
+    def on_timer(self, now: float) -> list[Effect]:
+        """Ask again for what has not come; who never answers is lost."""
+        if self.outcome or now < self._progress_at + self.named.stall_s:
+            return []
+        self._progress_at = now
+        asked: dict[PeerId, list[Effect]] = {}
+        if self._ballot is not None:
+            for peer, answer in self._ballot.items():
+                if not answer:
+                    asked[peer] = [self._query(peer)]
+        elif self._promised > self.named.version:
+            # Frozen, and the namer says nothing: its message or my answer may have been lost.
+            namer = self.named.ranks[self._promised.rank]
+            asked[namer] = [Send(namer, Answer(self.group, self._promised, False))]
+        else:
+            for offset, (_, reducer) in self._pieces.items():
+                if reducer == self.me:
+                    for peer in self._missing_parts(offset):
+                        asked.setdefault(peer, []).append(Send(peer, Ask(self.group, offset)))
+                elif offset not in self._averages:
+                    fetch = Fetch(self.group, self.named.version, offset)
+                    asked.setdefault(self._holder or reducer, []).append(
+                        Send(self._holder or reducer, fetch)
+                    )
+        effects: list[Effect] = []
+        for peer, questions in asked.items():
+            self._silences[peer] = self._silences.get(peer, 0) + 1
+            if self._silences[peer] > SILENCES_MAX:
+                effects += self._lose(peer, "silent", now)
+            else:
+                effects += questions
+        return effects
+
+    def on_lost(self, peer: PeerId, now: float) -> list[Effect]:
+        """The membership sees `peer` dead."""
+        return self._lose(peer, "dead", now)
+
+    def on_link_lost(self, peer: PeerId, now: float) -> list[Effect]:
+        """Something to or from `peer` was lost: say it again once, then take `peer` for lost."""
+        if self.outcome or peer not in self._weights:
+            return []
+        if peer in self._retried or not self._alive(peer):
+            return self._lose(peer, "unreachable", now)
+        self._retried[peer] = None
+        if self._ballot is not None:
+            return [self._query(peer)] if self._ballot.get(peer) is False else []
+        effects: list[Effect] = []
+        for offset, to in list(self._sent_to.items()):
+            if to == peer:
+                effects += self._send_part(offset, peer)
+        for offset, (_, reducer) in self._pieces.items():
+            if reducer == peer and offset not in self._averages:
+                effects.append(Send(peer, Fetch(self.group, self.named.version, offset)))
+        return effects
+
+    def forgotten_by(self, src: PeerId, now: float) -> list[Effect]:
+        """`src` knows nothing of the group: it never joined it, or is long past it."""
+        if self.outcome:
+            return []
+        effects = self._lose(src, "gone", now)
+        others = [peer for peer in self._weights if peer != self.me and peer not in self._lost]
+        if not others and self.outcome is None:
+            self._end(None, "the others are gone", lost_track=True)
+        return effects
+
+    # Averaging
+
+    def _take_version(
+        self, named: GroupNamed, now: float, stands: bool = False
+    ) -> list[Effect]:
+        self.named = named
+        self._promised = max(self._promised, named.version)
+        self._weights = {member.peer: member.weight for member in named.members}
+        self._averages = {}
+        self._ballot = None
+        self._holder = None
+        self._silences.clear()
+        self._progress_at = now
+        if self.outcome:
+            return []
+        if self.me not in self._weights:
+            self._end(None, self._lost.get(self.me, "left out"))
+            return []
+        self._pieces = {
+            begin: (min(share.end, begin + self._part_elems), share.reducer)
+            for share in named.shares
+            for begin in range(share.begin, share.end, self._part_elems)
+        }
+        if not self._pieces or len(self._weights) == 1:
+            self._end(None, "" if len(self._weights) == 1 else "nobody has anything to average")
+            return []
+        effects: list[Effect] = []
+        for offset, (_, reducer) in self._pieces.items():
+            if reducer == self.me:
+                effects += self._reduce(offset)
+            elif self._sent_to.get(offset) != reducer and self._weights[self.me] > 0:
+                effects += self._send_part(offset, reducer)
+        for offset, (src, data) in self._early.pop(named.version, {}).items():
+            effects += self._on_average(src, Average(self.group, named.version, offset, data), now)
+        self._early = {v: kept for v, kept in self._early.items() if v > named.version}
+        for peer in [] if stands else list(self._weights):
+            if peer in self._lost or (peer != self.me and not self._alive(peer)):
+                effects += self._lose(peer, self._lost.pop(peer, "dead"), now)
+        self._check_done()
+        return effects
+
+    def _send_part(self, offset: int, to: PeerId) -> list[Effect]:
+        if offset not in self._pieces or self._weights.get(self.me, 0.0) <= 0:
+            return []
+        data = self._vector[offset : self._pieces[offset][0]]
+        self._sent_to[offset] = to
+        self.bytes_sent += data.nbytes
+        return [Send(to, Part(self.group, offset, data))]
+
+    def _on_part(self, src: PeerId, part: Part, now: float) -> list[Effect]:
+        if self.outcome:
+            # A member that was left out, or fell asleep, still sends: tell it how this ended.
+            if self.outcome.average is not None and self._weights.get(src) is None:
+                return [Send(src, Stands(self.named, self.me))]
+            return []
+        piece = self._pieces.get(part.offset)
+        if piece is None or src not in self._weights:
+            return []
+        reason = unusable(
+            part.data, piece[0] - part.offset, self._vector.dtype, self._weights[src]
+        )
+        if reason:
+            report = Report("refused", {"peer": src, "reason": reason, "what": "part"})
+            return [report, *self._lose(src, f"refused: {reason}", now)]
+        self._parts.setdefault(part.offset, {})[src] = part.data
+        self._progress_at = now
+        if piece[1] != self.me:
+            return []
+        effects = self._reduce(part.offset)
+        self._check_done()
+        return effects
+
+    def _missing_parts(self, offset: int) -> list[PeerId]:
+        here = self._parts.get(offset, {})
+        return [
+            peer
+            for peer, weight in self._weights.items()
+            if weight > 0 and peer != self.me and peer not in here
+        ]
+
+    def _reduce(self, offset: int) -> list[Effect]:
+        """Average a piece of mine once all its parts are here; in group order, for equal bits."""
+        if offset in self._averages or self._missing_parts(offset):
+            return []
+        end = self._pieces[offset][0]
+        parts = self._parts.get(offset, {})
+        total = sum(self._weights.values())
+        average = np.zeros(end - offset, self._vector.dtype)
+        term = np.empty_like(average)
+        for peer, weight in self._weights.items():
+            if weight > 0:
+                data = self._vector[offset:end] if peer == self.me else parts[peer]
+                np.multiply(data, average.dtype.type(weight / total), out=term)
+                average += term
+        average.setflags(write=False)
+        self._averages[offset] = average
+        message = Average(self.group, self.named.version, offset, average)
+        others = [peer for peer in self._weights if peer != self.me]
+        self.bytes_sent += average.nbytes * len(others)
+        return [Send(peer, message) for peer in others]
+
+    def _on_average(self, src: PeerId, message: Average, now: float) -> list[Effect]:
+        if self.outcome or message.offset in self._averages and message.version == self._version:
+            return []
+        if message.version != self._version:
+            if message.version > self._version and message.offset in self._pieces:
+                # Its GroupNamed is still under way, from another peer. At most a vector of these.
+                early = self._early.setdefault(message.version, {})
+                early[message.offset] = (src, message.data)
+                while len(self._early) > 2:
+                    del self._early[min(self._early)]
+            return []
+        piece = self._pieces.get(message.offset)
+        if piece is None or src not in (piece[1], self._holder):
+            return []
+        reason = unusable(message.data, piece[0] - message.offset, self._vector.dtype, 1.0)
+        if reason:
+            report = Report("refused", {"peer": src, "reason": reason, "what": "average"})
+            return [report, *self._lose(src, f"refused: {reason}", now)]
+        self._averages[message.offset] = message.data
+        self._progress_at = now
+        self._check_done()
+        return []
+
+    def _on_fetch(self, src: PeerId, message: Fetch) -> list[Effect]:
+        if self.outcome and self.outcome.average is None:
+            return []
+        if self.outcome and message.version != self._version:
+            return [Send(src, Stands(self.named, self.me))]
+        piece = self._pieces.get(message.offset)
+        if piece is None or src not in self._weights:
+            return []
+        if self.outcome and self.outcome.average is not None:
+            data = self.outcome.average[message.offset : piece[0]]
+        elif message.version == self._version and message.offset in self._averages:
+            data = self._averages[message.offset]
+        else:
+            return [Send(src, Waiting(self.group))]
+        self.bytes_sent += data.nbytes
+        return [Send(src, Average(self.group, self._version, message.offset, data))]
+
+    @property
+    def _version(self) -> Version:
+        return self.named.version
+
+    def _check_done(self) -> None:
+        frozen = self._promised > self._version
+        if self.outcome or frozen or len(self._averages) < len(self._pieces):
+            return
+        if len(self._averages) == 1:
+            average = self._averages[0]
+        else:
+            average = np.concatenate([self._averages[offset] for offset in sorted(self._averages)])
+            average.setflags(write=False)
+        self._end(average, "")
+
+    def _end(self, average: Vector | None, reason: str, lost_track: bool = False) -> None:
+        members = self.named.members
+        self.outcome = Outcome(
+            average,
+            sum(member.weight for member in members),
+            sum(member.num_cells for member in members),
+            tuple(member.peer for member in members if member.weight > 0),
+            reason,
+            lost_track,
+        )
+        self._parts.clear()
+        self._averages = {}
+        self._early.clear()
+        self._ballot = None
+
+    # Losses and versions
+
+    def _lose(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
+        """Go on without `peer`: name the next version, or tell who should."""
+        if self.outcome or peer not in self._weights:
+            return []
+        known = peer in self._lost
+        if not known or reason in CERTAIN:
+            self._lost[peer] = reason
+        if self._ballot is not None:
+            if not self._can_answer(peer):
+                self._ballot.pop(peer, None)
+            return self._conclude(now)
+        if known:
+            return []
+        namer = self._namer()
+        if namer == self.me:
+            return self._ask_the_living(now)
+        # Everybody sees deaths; the rest only I know. A namer that is new hears the old cases too.
+        return [
+            Send(namer, Accuse(self.group, lost, why))
+            for lost, why in self._lost.items()
+            if why != "dead" and (lost == peer or reason in CERTAIN)
+        ]
+
+    def _namer(self) -> PeerId:
+        for peer in self.named.ranks:
+            if peer in self._weights and peer not in self._lost:
+                return peer
+        return self.me
+
+    def _can_answer(self, peer: PeerId) -> bool:
+        """A member that was accused may live, and may have finished: it is asked as well."""
+        return self._alive(peer) and self._lost.get(peer) not in CERTAIN
+
+    def _ask_the_living(self, now: float) -> list[Effect]:
+        rank = self.named.ranks.index(self.me)
+        ballot = Version(max(self._version.counter, self._promised.counter) + 1, rank)
+        self._promised = ballot
+        self._progress_at = now
+        self._ballot = {
+            peer: False for peer in self._weights if peer != self.me and self._can_answer(peer)
+        }
+        effects: list[Effect] = [self._query(peer) for peer in self._ballot]
+        return effects + self._conclude(now)
+
+    def _query(self, peer: PeerId) -> Send:
+        return Send(peer, Query(self.group, self._promised))
+
+    def _on_query(self, src: PeerId, message: Query) -> list[Effect]:
+        if self.outcome and self.outcome.average is not None:
+            return [Send(src, Stands(self.named, self.me))]
+        if message.ballot > self._promised:
+            self._promised = message.ballot
+            self._ballot = None
+        return [Send(src, Answer(self.group, self._promised, False))]
+
+    def _on_answer(self, src: PeerId, message: Answer, now: float) -> list[Effect]:
+        if self.outcome and self.outcome.average is not None:
+            return [Send(src, Stands(self.named, self.me))]
+        if self._ballot is None:
+            # The answer was repeated because my naming of that ballot got lost.
+            known = message.ballot == self._version and self.named.ranks[message.ballot.rank]
+            return [Send(src, self.named)] if known == self.me else []
+        if message.ballot > self._promised:
+            self._promised = message.ballot
+            self._ballot = None
+        elif message.ballot == self._promised and src in self._ballot:
+            self._ballot[src] = True
+            return self._conclude(now)
+        return []
+
+    def _conclude(self, now: float) -> list[Effect]:
+        """All the living have answered that they finished nothing: name the version."""
+        if self._ballot is None or not all(self._ballot.values()):
+            return []
+        told = list(self._ballot)
+        members = tuple(m for m in self.named.members if m.peer not in self._lost)
+        named = GroupNamed(
+            self.group,
+            self._promised,
+            members,
+            self._reassigned(members),
+            self.named.ranks,
+            self.named.dim,
+            self.named.stall_s,
+        )
+        lost = {peer: why for peer, why in self._lost.items() if peer in self._weights}
+        effects: list[Effect] = [
+            Report("group_version", {"group": str(self.group.key), "lost": lost, "members":
+                                     len(members), "version": named.version.counter})
+        ]
+        effects += [Send(peer, named) for peer in told]
+        return effects + self._take_version(named, now)
+
+    def _reassigned(self, members: tuple[Member, ...]) -> tuple[Share, ...]:
+        """The lost reducers' shares go to the members that reduce least, whole."""
+        load = {member.peer: 0 for member in members}
+        for share in self.named.shares:
+            if share.reducer in load:
+                load[share.reducer] += share.end - share.begin
+        reducers = [peer for peer in load if load[peer] > 0] or list(load)
+        shares = []
+        for share in self.named.shares:
+            reducer = share.reducer
+            if reducer not in load:
+                reducer = min(reducers, key=lambda peer: load[peer])
+                load[reducer] += share.end - share.begin
+            shares.append(Share(share.begin, share.end, reducer))
+        return tuple(shares) if any(member.weight > 0 for member in members) else ()
+
+    def _on_stands(self, message: Stands, now: float) -> list[Effect]:
+        """Somebody finished `message.named`: take it up even if I promised not to finish it."""
+        if self.outcome or message.named.version < self._version:
+            return []
+        effects: list[Effect] = []
+        if self._ballot is not None:
+            # Those whom I asked have promised me to finish nothing.
+            effects += [Send(peer, message) for peer in self._ballot if peer != message.holder]
+        self._promised = message.named.version
+        self._ballot = None
+        if message.named.version > self._version:
+            effects += self._take_version(message.named, now, stands=True)
+        if self.outcome:
+            return effects
+        self._holder = message.holder
+        self._progress_at = now
+        effects += [
+            Send(message.holder, Fetch(self.group, self._version, offset))
+            for offset in self._pieces
+            if offset not in self._averages
+        ]
+        self._check_done()
+        return effects

@@ -1,0 +1,86 @@
+"""Shares of the vector: how much of it each group member reduces, by bandwidth.
+
+A member with share w of a vector of s bytes sends s (1 - w) as a sender and s (M - 1) w as a
+reducer, so it is done after s (1 + (M - 2) w) / b seconds at b bytes per second. The shares that
+minimise the slowest member's time (hivemind solves this linear program numerically) have a closed
+form: fill from the fastest down until everybody finishes at once, or at 1/b of the slowest, who
+must send its own vector in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def shares(
+    dim: int,
+    bandwidths: Sequence[float | None],
+    can_reduce: Sequence[bool],
+    share_min: int,
+    turn: int = 0,
+) -> list[int]:
+    """Elements that each member reduces; they sum to `dim`.
+
+    bandwidths: (M,) uplinks in any one unit, None where unknown: the mean of the known ones.
+    can_reduce: (M,) whether others can reach the member; where none can, the first reduces all.
+    share_min: a member that would get fewer elements gets none, unless nobody would get more.
+    turn: which member is preferred among equals when there is not enough for all.
+
+    No member gets more than min(1/2, 2/M), so that no single peer holds the group up when it dies;
+    `share_min` wins over that.
+    """
+    fractions = _fractions(bandwidths, can_reduce)
+    size = len(fractions)
+    order = sorted(
+        (index for index in range(size) if fractions[index] > 0),
+        key=lambda index: (-fractions[index], (index - turn) % size),
+    )
+    kept = order
+    while len(kept) > 1 and fractions[kept[-1]] * dim < share_min * sum(fractions[i] for i in kept):
+        kept = kept[:-1]
+    total = sum(fractions[index] for index in kept)
+    exact = {index: dim * fractions[index] / total for index in kept}
+    counts = [int(exact[index]) if index in exact else 0 for index in range(size)]
+    by_remainder = sorted(kept, key=lambda index: (counts[index] - exact[index], index))
+    for index in by_remainder[: dim - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def _fractions(bandwidths: Sequence[float | None], can_reduce: Sequence[bool]) -> list[float]:
+    """(M,) shares that sum to 1, before the smallest are dropped."""
+    size = len(bandwidths)
+    active = [index for index in range(size) if can_reduce[index]] or [0]
+    known = [float(rate) for rate in bandwidths if rate is not None and rate > 0]
+    mean = sum(known) / len(known) if known else 1.0
+    rate = {index: float(bandwidths[index] or mean) for index in active}
+    wanted = dict.fromkeys(active, 1.0)
+    if size > 2:
+        time = 1 / min(rate.values())
+        if sum(max(time * b - 1, 0.0) for b in rate.values()) < size - 2:
+            time = (size - 2 + len(active)) / sum(rate.values())
+        wanted = {index: max(time * b - 1, 0.0) for index, b in rate.items()}
+        if sum(wanted.values()) <= 0:
+            wanted = dict.fromkeys(active, 1.0)
+    capped = _capped(wanted, max(min(1 / 2, 2 / size), 1 / len(active)))
+    return [capped.get(index, 0.0) for index in range(size)]
+
+
+def _capped(wanted: dict[int, float], cap: float) -> dict[int, float]:
+    """`wanted` scaled to sum 1 with no entry above `cap`; what is cut off goes to the others."""
+    fixed: dict[int, float] = {}
+    free = dict(wanted)
+    while free:
+        room = 1 - cap * len(fixed)
+        total = sum(free.values())
+        if total <= 0:
+            even = room / len(free)
+            return {**fixed, **dict.fromkeys(free, even)}
+        scaled = {index: value * room / total for index, value in free.items()}
+        over = [index for index, value in scaled.items() if value > cap * (1 + 1e-12)]
+        if not over:
+            return {**fixed, **scaled}
+        for index in over:
+            fixed[index] = cap
+            del free[index]
+    return fixed
