@@ -137,15 +137,14 @@ def _read(path: Path) -> _Table:
 
 
 def _build(files: list[_Table]) -> Catalogue:
-    links = {
-        name: _link(file, name, entry) for name, (file, entry) in _merged(files, "link").items()
-    }
     defaults: dict[str, Any] = {}
     for file in files:
         defaults |= file.section("default")
-    devices = {}
-    for name, (file, entry) in _merged(files, "device").items():
-        devices[name] = _device(file, name, {**defaults, **entry}, links)
+    links = {name: _link(at, name, entry) for name, (at, entry) in _merged(files, "link").items()}
+    devices = {
+        name: _device(at, name, {**defaults, **entry}, links)
+        for name, (at, entry) in _merged(files, "device").items()
+    }
     return Catalogue(devices, links)
 
 
