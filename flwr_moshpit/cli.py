@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError, TrainerError
+from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -35,12 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except (ConfigError, SchemaError) as error:
         return _say(error, EXIT_USAGE)
-    except TrainerError as error:
-        # The user needs to see their own code's traceback; ours around it says nothing to them.
-        if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        return _say(error, EXIT_FAILED)
-    except MoshpitError as error:
+    except MoshpitError as error:  # a TrainerError's message holds the traceback of the user's code
         return _say(error, EXIT_FAILED)
     except KeyboardInterrupt:
         return _say("interrupted", EXIT_INTERRUPTED)
@@ -74,11 +68,13 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
         description="Train an app's clients, each on a virtual device, in virtual time. Defaults "
         "come from the app's [tool.flwr.app.config], then from --config, then from the flags.",
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
     )
     parser.add_argument("app", metavar="APP", help="a bundled app (watch, digits) or a path")
     add = parser.add_argument
     add("--peers", type=int, metavar="N", help="number of clients")
-    add("--fleet", metavar="MIX", help="devices: jetson-nano:0.6,cloud-t4:0.4, or a TOML file")
+    add("--fleet", metavar="MIX", help="devices, as jetson-nano:0.6,cloud-t4:0.4")
+    add("--catalogue", metavar="FILE", help="a TOML file with devices and links of your own")
     add("--rounds", type=int, metavar="N", help="stop after N rounds")
     add("--until", metavar="TIME", help="stop at this virtual time: seconds, or as 90m, 3h")
     add("--algorithm", metavar="NAME", help="moshpit or fedavg")
@@ -99,13 +95,18 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("devices", help="list the devices that a fleet can be made of")
+    parser = commands.add_parser(
+        "devices", help="list the devices that a fleet can be made of", allow_abbrev=False
+    )
     parser.add_argument("--sources", action="store_true", help="each figure with its source")
+    parser.add_argument("--catalogue", metavar="FILE", help="with those of this TOML file")
     parser.set_defaults(run=_devices)
 
 
 def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("bench", help="measure this program against its bounds")
+    parser = commands.add_parser(
+        "bench", help="measure this program against its bounds", allow_abbrev=False
+    )
     parser.add_argument("what", choices=["engine"], metavar="engine", help="the simulation engine")
     parser.set_defaults(run=_bench)
 
@@ -133,7 +134,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 def _devices(arguments: argparse.Namespace) -> int:
     from flwr_moshpit.commands.devices import devices
 
-    devices(sources=arguments.sources)
+    devices(sources=arguments.sources, catalogue=arguments.catalogue)
     return 0
 
 

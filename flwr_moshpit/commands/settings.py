@@ -31,6 +31,7 @@ RUN_KEYS: dict[str, tuple[type, ...]] = {
     "algorithm": (str,),
     "peers": (int,),
     "fleet": (str,),
+    "catalogue": (str,),
     "rounds": (int,),
     "until": (str, int, float),
     "seed": (int,),
@@ -51,6 +52,8 @@ class RunSettings:
     algorithm: Any
     peers: int = DEFAULT_PEERS
     fleet: str = DEFAULT_FLEET
+    catalogue: str | None = None
+    """A TOML file with devices and links of the user's own."""
     rounds: int | None = None
     until: str | float | None = None
     """Virtual time, in seconds or as "3h"."""
