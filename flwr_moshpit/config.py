@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr_moshpit.errors import ConfigError
 
@@ -24,6 +24,8 @@ def _need(condition: bool, message: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moshpit:
     """Moshpit averaging: local steps, then one all-reduce inside a small group, again and again."""
+
+    needs_server: ClassVar[bool] = False
 
     group_size: int | None = None
     """M, the most peers that average together; at least 2. Derived: everybody up to 16 peers, else
@@ -40,7 +42,7 @@ class Moshpit:
 
     patience: float = 0.25
     """How long, as a fraction of the median local time, a group waits for a member that says
-    nothing. Above 0; a larger one loses less of the stragglers' work and more of everyone's time."""
+    nothing. Above 0; a larger one loses less of the stragglers' work, more of everyone's time."""
 
     part_bytes: int = 1 << 20
     """Largest piece of a vector in one message. Smaller pieces overlap better and cost more."""
@@ -93,6 +95,9 @@ class Moshpit:
 class FedAvg:
     """The server's way, to compare with: everybody trains, one server averages."""
 
+    needs_server: ClassVar[bool] = True
+    """The swarm has one more peer, called "server", that trains nothing."""
+
     local_steps: int = 20
     """Optimizer steps between two rounds, the same for all clients."""
 
@@ -103,14 +108,164 @@ class FedAvg:
     """Most examples that a client may claim."""
 
     def __post_init__(self) -> None:
-        _need(self.local_steps >= 1, f"local-steps must be at least 1, not {self.local_steps}")
+        _check_rival(self.local_steps, self.weight_max)
         _need(0 < self.fraction <= 1, f"fraction must be in (0, 1], not {self.fraction}")
-        _need(self.weight_max > 0, f"weight-max must be above 0, not {self.weight_max}")
 
 
-Algorithm = Moshpit | FedAvg
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """Everybody trains alone, nobody averages: what a peer reaches without the others."""
 
-ALGORITHMS: dict[str, type[Any]] = {"moshpit": Moshpit, "fedavg": FedAvg}
+    needs_server: ClassVar[bool] = False
+
+    local_steps: int = 20
+    """Optimizer steps in a round."""
+
+    def __post_init__(self) -> None:
+        _check_rival(self.local_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """Ring all-reduce SGD: local steps, then everybody averages with everybody around a ring."""
+
+    needs_server: ClassVar[bool] = False
+
+    local_steps: int = 20
+    """Optimizer steps between two all-reduces, the same for all peers. With 1, averaging the models
+    is averaging the gradients."""
+
+    weight_max: float = 1e9
+    """Most examples that a peer may claim."""
+
+    def __post_init__(self) -> None:
+        _check_rival(self.local_steps, self.weight_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomGroups:
+    """Every round the peers are shuffled into groups, each of which averages around a ring."""
+
+    needs_server: ClassVar[bool] = False
+
+    group_size: int | None = None
+    """Most peers in a group, at least 2. Derived as Moshpit's."""
+
+    local_steps: int = 20
+    """Optimizer steps between two rounds, the same for all peers."""
+
+    weight_max: float = 1e9
+    """Most examples that a peer may claim."""
+
+    def __post_init__(self) -> None:
+        size = self.group_size
+        _need(size is None or size >= 2, f"group-size must be at least 2, not {size}")
+        _check_rival(self.local_steps, self.weight_max)
+
+    def group_size_for(self, num_peers: int) -> int:
+        """The largest group in a swarm of `num_peers`: the setting, or Moshpit's rule."""
+        return Moshpit(group_size=self.group_size).group_size_for(num_peers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPSGD:
+    """D-PSGD: local steps, then everybody averages with its neighbours in a graph, in step."""
+
+    needs_server: ClassVar[bool] = False
+
+    topology: str = "exponential"
+    """The graph: "ring", "exponential" (neighbours 1, 2, 4, ... places away) or "complete"."""
+
+    local_steps: int = 20
+    """Optimizer steps between two exchanges, the same for all peers."""
+
+    weight_max: float = 1e9
+    """Most examples that a peer may claim."""
+
+    def __post_init__(self) -> None:
+        _check_topology(self.topology)
+        _check_rival(self.local_steps, self.weight_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ADPSGD:
+    """AD-PSGD: local steps at one's own pace, averaging with a random neighbour meanwhile."""
+
+    needs_server: ClassVar[bool] = False
+
+    topology: str = "complete"
+    """Whom a peer may average with: "ring", "exponential" or "complete"."""
+
+    local_steps: int = 20
+    """Optimizer steps for every average that a peer asks for."""
+
+    weight_max: float = 1e9
+    """Most examples that a peer may claim."""
+
+    def __post_init__(self) -> None:
+        _check_topology(self.topology)
+        _check_rival(self.local_steps, self.weight_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGP:
+    """Stochastic gradient push: push-sum along a directed exponential graph, in step."""
+
+    needs_server: ClassVar[bool] = False
+
+    local_steps: int = 20
+    """Optimizer steps between two pushes, the same for all peers."""
+
+    weight_max: float = 1e9
+    """Most examples that a peer may claim."""
+
+    def __post_init__(self) -> None:
+        _check_rival(self.local_steps, self.weight_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OSGP:
+    """Overlap SGP: pushes travel while their receivers train on, for at most `overlap` rounds."""
+
+    needs_server: ClassVar[bool] = False
+
+    overlap: int = 1
+    """How many rounds late a push may be before its receiver waits for it, at least 1."""
+
+    local_steps: int = 20
+    """Optimizer steps between two pushes, the same for all peers."""
+
+    weight_max: float = 1e9
+    """Most examples that a peer may claim."""
+
+    def __post_init__(self) -> None:
+        _need(self.overlap >= 1, f"overlap must be at least 1, not {self.overlap}")
+        _check_rival(self.local_steps, self.weight_max)
+
+
+def _check_rival(local_steps: int, weight_max: float = 1.0) -> None:
+    _need(local_steps >= 1, f"local-steps must be at least 1, not {local_steps}")
+    _need(weight_max > 0, f"weight-max must be above 0, not {weight_max}")
+
+
+def _check_topology(topology: str) -> None:
+    known = ("ring", "exponential", "complete")
+    _need(topology in known, f"topology must be one of {', '.join(known)}, not {topology!r}")
+
+
+Algorithm = Moshpit | FedAvg | Local | Ring | RandomGroups | DPSGD | ADPSGD | SGP | OSGP
+
+ALGORITHMS: dict[str, type[Any]] = {
+    "moshpit": Moshpit,
+    "fedavg": FedAvg,
+    "ring": Ring,
+    "dpsgd": DPSGD,
+    "adpsgd": ADPSGD,
+    "sgp": SGP,
+    "osgp": OSGP,
+    "random-groups": RandomGroups,
+    "local": Local,
+}
 
 
 def algorithm_from_config(name: str, settings: Mapping[str, Any]) -> Any:
@@ -126,9 +281,7 @@ def algorithm_from_config(name: str, settings: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in fields:
-            raise ConfigError(
-                f"{name} has no setting {key!r}; it has: {', '.join(sorted(fields))}"
-            )
+            raise ConfigError(f"{name} has no setting {key!r}; it has: {', '.join(sorted(fields))}")
         values[fields[key].name] = _as_type(key, value, str(fields[key].type))
     return kind(**values)
 
