@@ -102,7 +102,6 @@ _DEVICE_KEYS = (
 )
 _MAY_BE_ZERO = ("idle_w", "rtt_ms", "jitter_ms", "loss")
 _OPTIONAL = {"jitter_ms": 0.0, "loss": 0.0}
-_AT_MOST_ONE = ("mfu", "loss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +214,10 @@ def _figure(where: str, entry: Mapping[str, Any], key: str) -> float:
     if value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
         least = "at least 0" if key in _MAY_BE_ZERO else "above 0"
         raise ConfigError(f"{where}: {key} must be {least}, not {value!r}")
-    if key in _AT_MOST_ONE and value > 1:
+    if key == "mfu" and value > 1:
         raise ConfigError(f"{where}: {key} must be at most 1, not {value!r}")
+    if key == "loss" and value >= 1:
+        raise ConfigError(f"{where}: {key} must be below 1, not {value!r}")
     return float(value)
 
 

@@ -105,7 +105,7 @@ def test_a_file_adds_devices_and_replaces_single_figures(tmp_path: Path) -> None
         ("[device.new]\nfp32_tflops = 1", "device 'new' lacks 'memory_gb'"),
         ("[device]\nnew = 3", "device 'new' must be a table, not 3"),
         ("[device.'a:b']\nmfu = 1", "a name holds none of the signs"),
-        ("[link.lte]\nloss = 2", "own.toml: link 'lte': loss must be at most 1, not 2"),
+        ("[link.lte]\nloss = 2", "own.toml: link 'lte': loss must be below 1, not 2"),
         ("[links.lte]\nloss = 0", "table 'links' is unknown; did you mean link"),
         ("[device.x", "is not TOML"),
     ],
