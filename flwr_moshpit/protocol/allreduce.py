@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,8 +54,30 @@ SILENCES_MAX = 3
 CERTAIN = ("dead", "unreachable", "silent", "gone")
 """Reasons for a loss after which the peer is not asked whether it has finished."""
 
+NOTHING = "nobody has anything to average"
 
-def unusable(data: object, size: int, dtype: np.dtype[np.generic], weight: float) -> str | None:
+
+def well_formed(named: GroupNamed, me: PeerId, dim: int) -> str | None:
+    """Why a group cannot be as it was named, or None."""
+    peers = [member.peer for member in named.members]
+    if me not in peers or len({*peers}) < len(peers) or not {*peers} <= {*named.ranks}:
+        return "impossible members"
+    weights = [member.weight for member in named.members]
+    if not all(math.isfinite(w) and w >= 0 for w in weights) or not math.isfinite(sum(weights)):
+        return "bad weight"
+    if any(member.num_cells < 1 for member in named.members):
+        return "impossible members"
+    ends = [0, *(share.end for share in named.shares)]
+    begins = [*(share.begin for share in named.shares), dim]
+    if named.shares and (ends != begins or any(s.end <= s.begin for s in named.shares)):
+        return "the shares do not cover the vector"
+    if named.dim != dim or any(share.reducer not in peers for share in named.shares):
+        return "impossible shares"
+    stall_s = named.stall_s
+    return None if math.isfinite(stall_s) and stall_s > 0 else "impossible time"
+
+
+def unusable(data: object, size: int, dtype: np.dtype[Any], weight: float) -> str | None:
     """Why a piece of a vector cannot be used, or None. One pass over the data when it is fine.
 
     Parameters are bounded by the square root of what their type can hold, over the weight: beyond
@@ -63,7 +86,7 @@ def unusable(data: object, size: int, dtype: np.dtype[np.generic], weight: float
     if not isinstance(data, np.ndarray) or data.shape != (size,) or data.dtype != dtype:
         return "wrong length or type"
     norm2 = float(np.dot(data, data)) * max(weight, 1.0)
-    if math.isfinite(norm2) and norm2 < float(np.finfo(dtype).max):  # type: ignore[arg-type]
+    if math.isfinite(norm2) and norm2 < float(np.finfo(dtype).max):
         return None
     if np.isnan(data).any():
         return "NaN"
@@ -226,9 +249,7 @@ class AllReduce:
 
     # Averaging
 
-    def _take_version(
-        self, named: GroupNamed, now: float, stands: bool = False
-    ) -> list[Effect]:
+    def _take_version(self, named: GroupNamed, now: float, stands: bool = False) -> list[Effect]:
         self.named = named
         self._promised = max(self._promised, named.version)
         self._weights = {member.peer: member.weight for member in named.members}
@@ -248,7 +269,7 @@ class AllReduce:
             for begin in range(share.begin, share.end, self._part_elems)
         }
         if not self._pieces or len(self._weights) == 1:
-            self._end(None, "" if len(self._weights) == 1 else "nobody has anything to average")
+            self._end(None, "nobody came" if len(self._weights) == 1 else NOTHING)
             return []
         effects: list[Effect] = []
         for offset, (_, reducer) in self._pieces.items():
@@ -282,9 +303,7 @@ class AllReduce:
         piece = self._pieces.get(part.offset)
         if piece is None or src not in self._weights:
             return []
-        reason = unusable(
-            part.data, piece[0] - part.offset, self._vector.dtype, self._weights[src]
-        )
+        reason = unusable(part.data, piece[0] - part.offset, self._vector.dtype, self._weights[src])
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "part"})
             return [report, *self._lose(src, f"refused: {reason}", now)]
@@ -326,7 +345,7 @@ class AllReduce:
         return [Send(peer, message) for peer in others]
 
     def _on_average(self, src: PeerId, message: Average, now: float) -> list[Effect]:
-        if self.outcome or message.offset in self._averages and message.version == self._version:
+        if self.outcome or (message.offset in self._averages and message.version == self._version):
             return []
         if message.version != self._version:
             if message.version > self._version and message.offset in self._pieces:
@@ -484,8 +503,15 @@ class AllReduce:
         )
         lost = {peer: why for peer, why in self._lost.items() if peer in self._weights}
         effects: list[Effect] = [
-            Report("group_version", {"group": str(self.group.key), "lost": lost, "members":
-                                     len(members), "version": named.version.counter})
+            Report(
+                "group_version",
+                {
+                    "group": str(self.group.key),
+                    "lost": lost,
+                    "members": len(members),
+                    "version": named.version.counter,
+                },
+            )
         ]
         effects += [Send(peer, named) for peer in told]
         return effects + self._take_version(named, now)

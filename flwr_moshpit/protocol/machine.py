@@ -41,7 +41,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, NewType, Protocol, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 PeerId = NewType("PeerId", str)

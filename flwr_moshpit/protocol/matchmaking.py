@@ -16,12 +16,32 @@ no window exists that a user would have to set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from flwr_moshpit.protocol.machine import PeerId
-from flwr_moshpit.protocol.messages import GroupKey, GroupNamed
+from flwr_moshpit.protocol.grid import Grid
+from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, View
+from flwr_moshpit.protocol.messages import (
+    Announce,
+    Arrive,
+    Call,
+    GroupId,
+    GroupKey,
+    GroupNamed,
+    Hold,
+    Late,
+    Member,
+    NewerPlan,
+    Refused,
+    Share,
+    Version,
+)
+from flwr_moshpit.protocol.partition import shares
+
+STALL_S = 2.0
+"""A group without any progress for less than this is not asked what it waits for."""
 
 SWEEP_PATIENCE_S = 1.0
 """Least patience with silent members in a sweep: they may still hear of it."""
@@ -52,30 +72,35 @@ class Lobby:
     __slots__ = (
         "arrivals",
         "called",
+        "closed",
         "etas",
         "expected",
         "group",
         "key",
         "later_round",
+        "line",
         "local_s",
-        "refused",
         "sweep",
+        "wake_at",
     )
 
-    def __init__(self, key: GroupKey, expected: Iterable[PeerId]) -> None:
+    def __init__(self, key: GroupKey, line: Mapping[PeerId, int], expected: list[PeerId]) -> None:
         self.key = key
+        self.line = line
+        """All members in group order, with their numbers of cells."""
         self.expected: dict[PeerId, None] = dict.fromkeys(expected)
         """Members that may still come or have come."""
         self.arrivals: dict[PeerId, Arrival] = {}
         self.etas: dict[PeerId, float] = {}
         self.local_s: dict[PeerId, float] = {}
-        self.refused: dict[PeerId, str] = {}
         self.called = False
         self.sweep = False
         self.later_round = 0
         """The highest round that a member said it has reached."""
+        self.closed = False
         self.group: GroupNamed | None = None
-        """What was named; the lobby is closed then."""
+        """What was named when it closed; None if nobody was left to average."""
+        self.wake_at: float | None = None
 
     def announce(self, peer: PeerId, eta: float, local_s: float) -> None:
         if peer in self.expected and peer not in self.arrivals:
@@ -100,7 +125,7 @@ class Lobby:
         return [
             peer
             for peer in self.expected
-            if peer not in self.arrivals and self.etas.get(peer, -1.0) < now
+            if peer not in self.arrivals and self.etas.get(peer, -math.inf) <= now
         ]
 
     def decide(self, now: float, patience: float, group_s: float) -> Decision:
@@ -110,7 +135,7 @@ class Lobby:
         if len(self.arrivals) == len(self.expected):
             return Decision(True, None, False, "all are here")
         silent = self.silent(now)
-        coming = [eta for eta in self.etas.values() if eta >= now]
+        coming = [eta for eta in self.etas.values() if eta > now]
         here = sorted(arrival.at for arrival in self.arrivals.values())
         local_s = median(self.local_s.values()) if self.local_s else 0.0
         if self.sweep:
@@ -128,7 +153,7 @@ class Lobby:
         if now >= target:
             return Decision(True, None, False, "waited long enough" if silent else "worth no wait")
         call = call_at is not None and now >= call_at and not self.called
-        wakes = [target, *(eta for eta in coming if eta > now)]
+        wakes = [target, *coming]
         if call_at is not None and not self.called and not call:
             wakes.append(call_at)
         return Decision(False, min(wakes), call, "waiting")
@@ -147,3 +172,205 @@ def best_close(here: list[float], coming: list[float], now: float, cycle_s: floa
         if rate >= best_rate:
             best_time, best_rate = eta, rate
     return best_time
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTerms:
+    """What a leader needs to know of the vector and of the user's settings."""
+
+    dim: int
+    itemsize: int
+    schema: bytes
+    patience: float
+    share_bytes_min: int
+    weight_max: float
+
+
+class Rendezvous:
+    """All the lobbies that one peer leads, by key. It leads without taking part itself, too."""
+
+    def __init__(self, me: PeerId, incarnation: int, terms: GroupTerms) -> None:
+        self.me = me
+        self.group_s = 0.0
+        """How long a group's averaging takes, as this peer has seen it."""
+        self.latest_round = Round(0)
+        """The highest round that anybody was heard to be in."""
+        self._incarnation = incarnation
+        self._terms = terms
+        self._lobbies: dict[GroupKey, Lobby] = {}
+        self._closed: dict[tuple[int, int], int] = {}
+
+    @property
+    def deadline(self) -> float | None:
+        wakes = [lobby.wake_at for lobby in self._lobbies.values() if lobby.wake_at is not None]
+        return min(wakes, default=None)
+
+    def leads(self, key: GroupKey) -> bool:
+        return key in self._lobbies
+
+    def on_announce(
+        self, src: PeerId, message: Announce, grid: Grid, view: View, now: float
+    ) -> list[Effect]:
+        times = (message.eta_s, message.local_s)
+        if not all(math.isfinite(time) and time >= 0 for time in times):
+            return [_refusal(src, "announce", "impossible time")]
+        lobby = self._lobby(message.key, grid, view)
+        if lobby is None or lobby.closed:
+            return []
+        lobby.announce(src, now + message.eta_s, message.local_s)
+        return self._settle(lobby, view, now)
+
+    def on_arrive(
+        self, src: PeerId, message: Arrive, grid: Grid, view: View, now: float
+    ) -> list[Effect]:
+        key = message.key
+        if src not in grid.line(key):
+            return [_refusal(src, "arrive", "not in this line")]
+        reason = self._objection(message)
+        if reason:
+            return [_refusal(src, "arrive", reason), Send(src, Refused(key, reason))]
+        lobby = self._lobby(key, grid, view)
+        if lobby is None or lobby.closed:
+            group = lobby.group if lobby else None
+            if group is not None and src in group.ranks:
+                return [Send(src, group)]
+            later = Round(max(key.round + 1, self.latest_round))
+            return [Send(src, Late(key, later))]
+        if src in lobby.arrivals:
+            return [Send(src, Hold(key))]
+        arrival = Arrival(now, message.weight)
+        lobby.arrive(src, arrival, message.local_s, message.sweep)
+        return self._settle(lobby, view, now)
+
+    def on_late(self, src: PeerId, message: Late, view: View, now: float) -> list[Effect]:
+        """A member that was called is past this round."""
+        lobby = self._lobbies.get(message.key)
+        if lobby is None or lobby.closed or src in lobby.arrivals:
+            return []
+        lobby.later_round = max(lobby.later_round, message.round)
+        lobby.drop(src)
+        return self._settle(lobby, view, now)
+
+    def on_lost(self, peer: PeerId, view: View, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for lobby in list(self._lobbies.values()):
+            if not lobby.closed and peer in lobby.expected:
+                lobby.drop(peer)
+                effects += self._settle(lobby, view, now)
+        return effects
+
+    def on_timer(self, view: View, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for lobby in list(self._lobbies.values()):
+            if lobby.wake_at is not None and lobby.wake_at <= now:
+                effects += self._settle(lobby, view, now)
+        return effects
+
+    def on_new_plan(self, grid: Grid) -> list[Effect]:
+        """Whoever waits here under an older plan is sent on to the new one."""
+        effects: list[Effect] = []
+        for key, lobby in list(self._lobbies.items()):
+            if key.plan < grid.plan.id and key.round >= grid.plan.from_round and not lobby.closed:
+                effects += [Send(peer, NewerPlan(grid.plan)) for peer in lobby.arrivals]
+                del self._lobbies[key]
+        return effects
+
+    def forget_before(self, round: int) -> None:
+        """Drop the lobbies of rounds that are over; only that they are closed is remembered."""
+        for key in [key for key in self._lobbies if key.round < round]:
+            del self._lobbies[key]
+            line = (key.axis, key.line)
+            self._closed[line] = max(self._closed.get(line, -1), key.round)
+
+    def _lobby(self, key: GroupKey, grid: Grid, view: View) -> Lobby | None:
+        lobby = self._lobbies.get(key)
+        if lobby is None and self._closed.get((key.axis, key.line), -1) < key.round:
+            line = grid.line(key)
+            living = [peer for peer in line if peer in view]
+            lobby = self._lobbies[key] = Lobby(key, line, living)
+        return lobby
+
+    def _objection(self, message: Arrive) -> str | None:
+        if not (math.isfinite(message.weight) and 0 <= message.weight <= self._terms.weight_max):
+            return f"bad weight {message.weight}"
+        if message.dim != self._terms.dim:
+            return f"{message.dim} elements instead of {self._terms.dim}"
+        if message.schema != self._terms.schema:
+            return "another schema"
+        if not (math.isfinite(message.local_s) and message.local_s >= 0):
+            return "impossible time"
+        return None
+
+    def _settle(self, lobby: Lobby, view: View, now: float) -> list[Effect]:
+        decision = lobby.decide(now, self._terms.patience, self.group_s)
+        lobby.wake_at = decision.wake_at
+        if decision.close:
+            return self._close(lobby, decision.reason, view, now)
+        if not decision.call:
+            return []
+        lobby.called = True
+        effects: list[Effect] = [
+            Send(peer, Call(lobby.key, lobby.sweep))
+            for peer in lobby.silent(now)
+            if peer != self.me or not lobby.sweep
+        ]
+        again = lobby.decide(now, self._terms.patience, self.group_s)
+        lobby.wake_at = again.wake_at
+        return effects
+
+    def _close(self, lobby: Lobby, reason: str, view: View, now: float) -> list[Effect]:
+        lobby.closed, lobby.wake_at = True, None
+        present = list(lobby.arrivals)
+        if len(present) == 1 and lobby.later_round > lobby.key.round:
+            return [Send(present[0], Late(lobby.key, Round(lobby.later_round)))]
+        lobby.group = named = self._name(lobby, view)
+        first = min(arrival.at for arrival in lobby.arrivals.values())
+        report = Report(
+            "group",
+            {
+                "round": lobby.key.round,
+                "axis": lobby.key.axis,
+                "line": lobby.key.line,
+                "leader": self.me,
+                "members": named.ranks,
+                "missing": len(lobby.expected) - len(present),
+                "wait_s": now - first,
+                "reason": reason,
+            },
+        )
+        return [report, *(Send(peer, named) for peer in named.ranks)]
+
+    def _name(self, lobby: Lobby, view: View) -> GroupNamed:
+        key, terms = lobby.key, self._terms
+        present = [peer for peer in lobby.line if peer in lobby.arrivals]
+        infos = [view.peers.get(peer) for peer in present]
+        uplinks = [info.uplink_bytes_per_s if info else None for info in infos]
+        weights = [lobby.arrivals[peer].weight for peer in present]
+        counts = [0] * len(present)
+        if len(present) > 1 and sum(weights) > 0:
+            share_min = -(-terms.share_bytes_min // terms.itemsize)
+            dialable = [info is not None and info.dialable for info in infos]
+            counts = shares(terms.dim, uplinks, dialable, share_min, key.round + key.line)
+        named_shares, begin = [], 0
+        for peer, count in zip(present, counts, strict=True):
+            if count:
+                named_shares.append(Share(begin, begin + count, peer))
+                begin += count
+        slowest = min([rate for rate in uplinks if rate], default=math.inf)
+        stall_s = max(STALL_S, 8 * terms.dim * terms.itemsize / slowest)
+        return GroupNamed(
+            GroupId(key, self.me, self._incarnation),
+            Version(0, 0),
+            tuple(
+                Member(peer, weight, lobby.line[peer])
+                for peer, weight in zip(present, weights, strict=True)
+            ),
+            tuple(named_shares),
+            tuple(present),
+            terms.dim,
+            stall_s,
+        )
+
+
+def _refusal(src: PeerId, what: str, reason: str) -> Report:
+    return Report("refused", {"peer": src, "reason": reason, "what": what})

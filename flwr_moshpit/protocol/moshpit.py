@@ -1,0 +1,818 @@
+"""Moshpit averaging: local steps, matchmaking, all-reduce in the group, next key; again and again.
+
+Ryabinin et al., "Moshpit SGD", NeurIPS 2021, arXiv 2103.03239, Algorithm 1 and section 3.1.
+
+    IDLE       before `Start`, after `Finish`
+    TRAINING   a job is out; announced to the leaders of this round's lines
+    MEETING    arrived in a lobby, or averaging, once for each line that I hold a cell of
+    WAITING    no plan known, or no cell in it
+
+Departs from the paper:
+- The grid is planned, mixed-radix and exact for every number of peers (`grid.py`). Cells are
+  virtual peers (`cells.py`): a stand-in takes part once for each line on which it holds a cell.
+- Weights travel: peers average w x and w alike. Training on n examples that changes x by delta
+  adds n delta to w x and leaves w, so the swarm's mean moves exactly as FedAvg's. A peer's examples
+  join w once, when it first trains.
+- Rounds are numbered; a peer that comes too late keeps what it has and joins the next open round.
+- A peer that joins or restarts first takes part with weight 0, which gives it the mean of its group
+  and a part of that group's weight, and takes nothing from anybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from flwr_moshpit.config import Moshpit
+from flwr_moshpit.errors import LocalProtocolError
+from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, Outcome, well_formed
+from flwr_moshpit.protocol.cells import Cells
+from flwr_moshpit.protocol.grid import Grid, first_plan, grid_of, next_plan
+from flwr_moshpit.protocol.machine import (
+    Cancel,
+    Compute,
+    ComputeDone,
+    ComputeFailed,
+    Effect,
+    Event,
+    Finish,
+    JobId,
+    Learned,
+    LinkLost,
+    LocalSteps,
+    Message,
+    PeerId,
+    PeerInfo,
+    Publish,
+    Received,
+    Record,
+    Report,
+    Round,
+    Send,
+    Start,
+    State,
+    Stop,
+    TimerFired,
+    Trained,
+    Vector,
+    View,
+    ViewChanged,
+)
+from flwr_moshpit.protocol.matchmaking import GroupTerms, Rendezvous
+from flwr_moshpit.protocol.messages import (
+    Accuse,
+    Announce,
+    Answer,
+    Arrive,
+    Ask,
+    Average,
+    Call,
+    Fetch,
+    Gone,
+    GroupId,
+    GroupKey,
+    GroupNamed,
+    Hold,
+    Late,
+    NewerPlan,
+    Part,
+    Plan,
+    PlanId,
+    Query,
+    Refused,
+    Stands,
+    Waiting,
+    WhichPlan,
+)
+
+PLAN_KEY = ("plan",)
+
+REPLAN_S = 0.3
+"""The coordinator gathers changes of its view for this long before it makes a new plan."""
+
+RETRY_S = 1.0
+"""First wait for a leader's word before one asks again; it doubles, up to `RETRIES_MAX` times."""
+
+RETRIES_MAX = 4
+
+EARLY_MAX = 256
+"""Messages kept of one group that is not named yet: its parts may overtake its naming."""
+
+KEPT_ROUNDS = 2
+"""For so many rounds after its end a group is still served to members that missed its result."""
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    TRAINING = "training"
+    MEETING = "meeting"
+    WAITING = "waiting for a cell"
+
+
+@dataclass(slots=True)
+class _Training:
+    """The job that is out. `base` is what it started from."""
+
+    job_id: JobId
+    base: Vector
+    began_at: float
+    round: int
+    slip_at: float | None
+
+
+class _Seat:
+    """Where this peer stands with one line in the present round."""
+
+    __slots__ = (
+        "allreduce",
+        "cells",
+        "grouped_at",
+        "key",
+        "later_round",
+        "leader",
+        "outcome",
+        "retries",
+        "retry_at",
+        "shunned",
+        "vector",
+        "weight",
+    )
+
+    def __init__(self, key: GroupKey, cells: list[int], vector: Vector, weight: float) -> None:
+        self.key = key
+        self.cells = cells
+        self.vector = vector
+        self.weight = weight
+        self.leader: PeerId | None = None
+        self.shunned: dict[PeerId, None] = {}
+        """Leaders that do not answer."""
+        self.retries = 0
+        self.retry_at: float | None = None
+        self.grouped_at: float | None = None
+        self.allreduce: AllReduce | None = None
+        self.outcome: Outcome | None = None
+        self.later_round = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.allreduce is None and self.outcome is None
+
+    def end(self, reason: str, contributors: tuple[PeerId, ...] = ()) -> None:
+        """Nothing is averaged on this line in this round."""
+        self.outcome = Outcome(None, self.weight, len(self.cells), contributors, reason)
+        self.retry_at = None
+
+
+class MoshpitPeer:
+    """One peer of a Moshpit swarm; see the module's docstring. `params` is the model, (d,)."""
+
+    def __init__(
+        self,
+        config: Moshpit,
+        me: PeerInfo,
+        params: Vector,
+        view: View,
+        rng: np.random.Generator,
+        incarnation: int = 0,
+        schema: bytes = b"",
+        state: State | None = None,
+    ) -> None:
+        self.config = config
+        self.me = me.peer
+        self.round = Round(0)
+        self.phase = Phase.IDLE
+        self._view = view
+        self._incarnation = incarnation
+        self._schema = schema
+        self._cells = Cells(params)
+        self._tag_along = incarnation > 0
+        """Take part without training until somebody has given me the swarm's model."""
+        self._counted = 0
+        """Examples of mine that have joined the weights."""
+        self._grid: Grid | None = None
+        self._newer: Plan | None = None
+        self._seats: list[_Seat] = []
+        self._groups: dict[GroupId, AllReduce] = {}
+        self._early: dict[GroupId, list[tuple[PeerId, Message]]] = {}
+        self._training: _Training | None = None
+        self._trained: tuple[Vector, Trained] | None = None
+        self._skip_training = False
+        self._num_examples = 0
+        self._local_s = config.local_s or 0.0
+        self._until: int | None = 0
+        self._sweep = False
+        self._met_at = 0.0
+        self._next_job = 0
+        self._replan_at: float | None = None
+        self._rendezvous = Rendezvous(
+            me.peer,
+            incarnation,
+            GroupTerms(
+                len(params),
+                params.itemsize,
+                schema,
+                config.patience,
+                config.share_bytes_min,
+                config.weight_max,
+            ),
+        )
+        if state is not None:
+            self._restore(state)
+
+    # What a driver sees
+
+    @property
+    def params(self) -> Vector:
+        return self._cells.mean
+
+    @property
+    def weight(self) -> float:
+        return self._cells.weight
+
+    @property
+    def deadline(self) -> float | None:
+        times = [self._replan_at, self._rendezvous.deadline]
+        if self._training is not None:
+            times.append(self._training.slip_at)
+        for seat in self._seats:
+            times.append(seat.allreduce.deadline if seat.allreduce else seat.retry_at)
+        return min((time for time in times if time is not None), default=None)
+
+    def snapshot(self) -> State:
+        plan = self._grid.plan if self._grid else None
+        return {
+            "round": int(self.round),
+            "phase": self.phase.value,
+            "cells": self._cells.snapshot(),
+            "counted": self._counted,
+            "plan": None
+            if plan is None
+            else [list(plan.id), list(plan.radices), list(plan.holders)],
+            "local_s": self._local_s,
+            "waits_for": [self._waits_for(seat) for seat in self._seats],
+        }
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Received():
+                effects = self._on_message(event.src, event.message, now)
+            case TimerFired():
+                effects = self._on_timer(now)
+            case ComputeDone():
+                effects = self._on_trained(event, now)
+            case ComputeFailed():
+                effects = self._on_failed(event, now)
+            case Learned():
+                effects = self._on_learned(event.record, now)
+            case ViewChanged():
+                effects = self._on_view(event, now)
+            case LinkLost():
+                effects = self._on_link_lost(event.peer, now)
+            case Start():
+                effects = self._on_start(event, now)
+            case Stop():
+                effects = self._on_stop()
+        return self._settle(effects, now)
+
+    def _settle(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Take in what I sent to myself, and end the round when all its seats are done."""
+        out: list[Effect] = []
+        queue = effects
+        while True:
+            later: list[Effect] = []
+            for effect in queue:
+                if type(effect) is Send and effect.dst == self.me:
+                    later += self._on_message(self.me, effect.message, now)
+                else:
+                    out.append(effect)
+            if not later and self.phase is Phase.MEETING:
+                later = self._check_round(now)
+            if not later:
+                return out
+            queue = later
+
+    # Rounds
+
+    def _on_start(self, event: Start, now: float) -> list[Effect]:
+        self._until, self._sweep = event.until_round, event.sweep
+        effects = self._coordinate(now)
+        return effects + (self._begin_round(now) if self.phase is Phase.IDLE else [])
+
+    def _on_stop(self) -> list[Effect]:
+        effects: list[Effect] = [Cancel(self._training.job_id)] if self._training else []
+        self._training, self._trained = None, None
+        self._until, self._sweep = 0, False
+        self.phase = Phase.IDLE
+        self._seats = []
+        return effects
+
+    def _trains_in(self, round: int) -> bool:
+        return self._until is None or round < self._until
+
+    def _begin_round(self, now: float) -> list[Effect]:
+        absorbed = self._absorb()
+        if not self._trains_in(self.round):
+            assert self._until is not None
+            num_axes = self._grid.num_axes if self._grid else 1
+            if not self._sweep or self.round >= self._until + num_axes:
+                return self._finish(now)
+            if self._training is not None:
+                return [Cancel(self._drop_training()), *self._meet(now)]
+            return self._meet(now)
+        if self._training is not None:
+            self.phase = Phase.TRAINING
+            return []
+        if absorbed or self._tag_along or self._skip_training:
+            return self._meet(now)
+        self.phase = Phase.TRAINING
+        return self._train(now)
+
+    def _finish(self, now: float) -> list[Effect]:
+        self.phase = Phase.IDLE
+        self._seats = []
+        effects: list[Effect] = []
+        if self._training is not None:
+            effects.append(Cancel(self._drop_training()))
+        return [*effects, Finish(self.params)]
+
+    def _drop_training(self) -> JobId:
+        assert self._training is not None
+        job_id, self._training = self._training.job_id, None
+        return job_id
+
+    def _train(self, now: float) -> list[Effect]:
+        """Start local steps for this round, or, in delayed mode, for the next one."""
+        round = Round(self.round + (self.phase is Phase.MEETING))
+        self._next_job += 1
+        job_id = JobId(self._next_job)
+        job = LocalSteps(self.params, self.config.steps, self.config.local_s)
+        known = self._local_s > 0
+        slip_at = now + self._local_s * 1.05 if known else None
+        self._training = _Training(job_id, job.params, now, round, slip_at)
+        effects: list[Effect] = [Compute(job_id, job)]
+        return effects + (self._announce(round, self._local_s, now) if known else [])
+
+    def _announce(self, round: Round, eta_s: float, now: float) -> list[Effect]:
+        if self._grid is None:
+            return []
+        keys = dict.fromkeys(self._grid.key(round, cell) for cell in self._cells.numbers)
+        effects: list[Effect] = []
+        for key in keys:
+            leaders = self._grid.leaders(key, self._view)
+            if leaders and len(self._grid.line(key)) > 1:
+                effects.append(Send(leaders[0], Announce(key, eta_s, self._local_s)))
+        return effects
+
+    def _on_trained(self, event: ComputeDone, now: float) -> list[Effect]:
+        training = self._training
+        if training is None or event.job_id != training.job_id:
+            return []
+        if not isinstance(event.result, Trained):
+            raise LocalProtocolError(f"LocalSteps was answered by {type(event.result).__name__}")
+        self._training = None
+        self._local_s = now - training.began_at
+        result = event.result
+        # `isfinite` would allocate a mask; a dot product is enough to see a NaN or an Inf.
+        if not np.isfinite(np.dot(result.params, result.params)):
+            report = Report("refused", {"peer": self.me, "reason": "NaN", "what": "training"})
+            return [report, *self._after_training(now)]
+        self._trained = (training.base, result)
+        return self._after_training(now)
+
+    def _on_failed(self, event: ComputeFailed, now: float) -> list[Effect]:
+        if self._training is None or event.job_id != self._training.job_id:
+            return []
+        self._training = None
+        return [Report("training_failed", {"error": event.error}), *self._after_training(now)]
+
+    def _after_training(self, now: float) -> list[Effect]:
+        if self.phase is not Phase.TRAINING:
+            return []
+        self._absorb()
+        return self._meet(now)
+
+    def _absorb(self) -> bool:
+        """n examples that changed x by delta add n delta to w x, and n to w once in a lifetime.
+
+        Only between two rounds: what is being averaged must not change under way.
+        """
+        if self._trained is None:
+            return False
+        (base, result), self._trained = self._trained, None
+        self._num_examples = result.num_examples
+        if result.num_examples > 0:
+            if not self._counted:
+                self._counted = result.num_examples
+                self._cells.add_weight(float(self._counted))
+            self._cells.add_training(base, result.params, float(result.num_examples), self._alone)
+        return True
+
+    @property
+    def _alone(self) -> bool:
+        return len(self._view) <= 1
+
+    def _meet(self, now: float) -> list[Effect]:
+        """Go to the lobbies of this round's lines, under the newest plan."""
+        self.phase = Phase.MEETING
+        self._met_at = now
+        self._adopt_plan()
+        if self._grid is None or not self._cells.numbers:
+            self.phase = Phase.WAITING
+            self._seats = []
+            return []
+        by_key: dict[GroupKey, list[int]] = {}
+        for cell in self._cells.numbers:
+            by_key.setdefault(self._grid.key(self.round, cell), []).append(cell)
+        self._seats = [
+            _Seat(key, cells, *self._cells.joined(cells)) for key, cells in by_key.items()
+        ]
+        effects: list[Effect] = []
+        for seat in self._seats:
+            effects += self._arrive(seat, now)
+        delayed = self.config.delayed and not self._tag_along and self._training is None
+        if delayed and self._trains_in(self.round + 1):
+            effects += self._train(now)
+        return effects
+
+    def _arrive(self, seat: _Seat, now: float) -> list[Effect]:
+        """Tell the first leader that may answer, or end the seat if nobody else can come."""
+        assert self._grid is not None
+        leaders = self._grid.leaders(seat.key, self._view)
+        open_to = [peer for peer in leaders if peer not in seat.shunned]
+        if not any(peer != self.me for peer in self._grid.line(seat.key) if peer in self._view):
+            seat.end("nobody else", (self.me,))
+            return []
+        if not open_to:
+            seat.end("no leader answers", (self.me,))
+            return []
+        if open_to[0] != seat.leader:
+            seat.leader, seat.retries = open_to[0], 0
+        seat.retry_at = None if seat.leader == self.me else now + RETRY_S * 2**seat.retries
+        return [Send(seat.leader, self._arrival(seat))]
+
+    def _arrival(self, seat: _Seat) -> Arrive:
+        sweep = not self._trains_in(self.round)
+        dim = len(seat.vector)
+        return Arrive(seat.key, seat.weight, dim, self._schema, sweep, self._local_s)
+
+    def _check_round(self, now: float) -> list[Effect]:
+        for seat in self._seats:
+            if seat.allreduce is not None and seat.outcome is None:
+                seat.outcome = seat.allreduce.outcome
+            if seat.outcome is None:
+                return []
+        return self._end_round(now)
+
+    def _end_round(self, now: float) -> list[Effect]:
+        effects: list[Effect] = [Report("round", self._round_values(now))]
+        for seat in self._seats:
+            outcome = seat.outcome
+            assert outcome is not None
+            if outcome.average is not None:
+                weight = outcome.weight / outcome.num_cells
+                self._cells.replace(seat.cells, outcome.average, weight)
+                self._tag_along = False
+                if seat.grouped_at is not None:
+                    self._rendezvous.group_s = now - seat.grouped_at
+            elif outcome.lost_track:
+                self._cells.replace(seat.cells, seat.vector, 0.0)
+                self._tag_along = self._cells.weight == 0
+                self._counted = 0 if self._tag_along else self._counted
+            elif not seat.later_round and outcome.reason in ("nobody else", NOTHING):
+                self._tag_along = False
+        later = max(seat.later_round for seat in self._seats)
+        self._skip_training = later > 0
+        self.round = Round(max(self.round + 1, later))
+        self._seats = []
+        self._num_examples = 0
+        self._forget()
+        return effects + self._begin_round(now)
+
+    def _round_values(self, now: float) -> dict[str, object]:
+        seats = self._seats
+        averaged = [seat for seat in seats if seat.outcome and seat.outcome.average is not None]
+        num_cells = sum(len(seat.cells) for seat in seats)
+        contributors = {
+            peer: None for seat in seats if seat.outcome for peer in seat.outcome.contributors
+        }
+        grouped = [seat.grouped_at for seat in seats if seat.grouped_at is not None]
+        return {
+            "round": self.round,
+            "trained": self._trains_in(self.round),
+            "coverage": sum(len(seat.cells) for seat in averaged) / num_cells,
+            "contributors": len(contributors),
+            "contributor_ids": tuple(contributors),
+            "weight": max((seat.outcome.weight for seat in averaged if seat.outcome), default=0.0),
+            "own_weight": self._cells.weight,
+            "cells": num_cells,
+            "examples": self._num_examples,
+            "leaders": tuple(seat.leader for seat in seats if seat.leader is not None),
+            "late": any(seat.later_round for seat in seats),
+            "reason": "; ".join(
+                seat.outcome.reason for seat in seats if seat.outcome and seat.outcome.reason
+            ),
+            "version": max(
+                (seat.allreduce.named.version.counter for seat in seats if seat.allreduce),
+                default=0,
+            ),
+            "local_s": self._local_s if self._num_examples else 0.0,
+            "wait_s": (max(grouped) if grouped else now) - self._met_at,
+            "allreduce_s": now - min(grouped) if grouped else 0.0,
+            "bytes_sent": sum(seat.allreduce.bytes_sent for seat in seats if seat.allreduce),
+        }
+
+    def _forget(self) -> None:
+        """Groups and lobbies that nobody can ask about any more."""
+        oldest = self.round - KEPT_ROUNDS
+        for group in [group for group in self._groups if group.key.round < oldest]:
+            del self._groups[group]
+        for group in [group for group in self._early if group.key.round < self.round]:
+            del self._early[group]
+        self._rendezvous.forget_before(min(oldest, self._rendezvous.latest_round - KEPT_ROUNDS))
+
+    # Messages
+
+    def _on_message(self, src: PeerId, message: Message, now: float) -> list[Effect]:
+        match message:
+            case Part() | Average() | Ask() | Fetch() | Query():
+                return self._on_group_message(src, message.group, message, now)
+            case Accuse() | Answer() | Waiting():
+                return self._on_group_message(src, message.group, message, now)
+            case Stands():
+                return self._on_group_message(src, message.named.group, message, now)
+            case GroupNamed():
+                return self._on_group_named(src, message, now)
+            case Gone():
+                known = self._groups.get(message.group)
+                return known.forgotten_by(src, now) if known else []
+            case NewerPlan():
+                return self._on_newer_plan(src, message.plan, now)
+            case WhichPlan():
+                newest = self._newest_plan()
+                return [Send(src, NewerPlan(newest))] if newest else []
+            case Announce() | Arrive() | Call() | Hold() | Late() | Refused():
+                return self._on_lobby_message(src, message, now)
+        return [
+            Report(
+                "refused",
+                {"peer": src, "reason": "unknown message", "what": type(message).__name__},
+            )
+        ]
+
+    def _on_lobby_message(
+        self,
+        src: PeerId,
+        message: Announce | Arrive | Call | Hold | Late | Refused,
+        now: float,
+    ) -> list[Effect]:
+        key = message.key
+        grid = self._grid_of(key.plan)
+        newest = self._newest_plan()
+        if grid is None and (newest is None or key.plan > newest.id):
+            return [Send(src, WhichPlan())]
+        if newest is not None and key.plan < newest.id and newest.from_round <= key.round:
+            return [Send(src, NewerPlan(newest))]
+        if grid is None:
+            return []
+        seat = next((seat for seat in self._seats if seat.key == key), None)
+        match message:
+            case Announce():
+                self._rendezvous.latest_round = max(self._rendezvous.latest_round, key.round)
+                return self._rendezvous.on_announce(src, message, grid, self._view, now)
+            case Arrive():
+                return self._rendezvous.on_arrive(src, message, grid, self._view, now)
+            case Call():
+                return self._on_call(src, message, seat, now)
+            case Hold():
+                if seat is not None and seat.leader == src:
+                    seat.retries = 0
+            case Late():
+                if self._rendezvous.leads(key) and src != self.me:
+                    return self._rendezvous.on_late(src, message, self._view, now)
+                if seat is not None and seat.waits and message.round > key.round:
+                    seat.end("too late")
+                    seat.later_round = message.round
+            case Refused():
+                if seat is not None and seat.waits and seat.leader == src:
+                    seat.end(f"refused: {message.reason}")
+        return []
+
+    def _grid_of(self, plan: PlanId) -> Grid | None:
+        """The grid of a plan that I follow or know to come; I may lead its lobbies already."""
+        if self._grid is not None and plan == self._grid.plan.id:
+            return self._grid
+        return grid_of(self._newer) if self._newer and plan == self._newer.id else None
+
+    def _on_call(self, src: PeerId, message: Call, seat: _Seat | None, now: float) -> list[Effect]:
+        """A leader has heard nothing of me: come, or say when, or that I am elsewhere."""
+        key = message.key
+        if key.round < self.round:
+            return [Send(src, Late(key, self.round))]
+        if seat is not None:
+            if seat.waits:
+                return [Send(src, self._arrival(seat))]
+            return [Send(src, Late(key, Round(self.round + 1)))]
+        drop = message.sweep and self.phase is Phase.TRAINING and not self._trains_in(key.round)
+        if drop and self._training is not None:
+            # The others have stopped training: what this job would bring is of no use any more.
+            effects: list[Effect] = [Cancel(self._drop_training())]
+            self.round = key.round
+            return effects + self._meet(now)
+        if self._training is not None and self._local_s > 0:
+            left = self._training.began_at + self._local_s - now
+            passed = now - self._training.began_at
+            return [Send(src, Announce(key, left if left > 0 else passed / 2, self._local_s))]
+        return []
+
+    def _on_group_named(self, src: PeerId, named: GroupNamed, now: float) -> list[Effect]:
+        known = self._groups.get(named.group)
+        if known is not None:
+            return known.handle(src, named, now)
+        seat = next((s for s in self._seats if s.key == named.group.key and s.waits), None)
+        if seat is None:
+            decline = Accuse(named.group, self.me, "declines")
+            heads = [peer for peer in named.ranks if peer != self.me]
+            return [Send(heads[0], decline)] if heads else []
+        objection = well_formed(named, self.me, len(seat.vector))
+        if objection:
+            return [Report("refused", {"peer": src, "reason": objection, "what": "group"})]
+        seat.retry_at, seat.grouped_at = None, now
+        part_elems = max(1, self.config.part_bytes // seat.vector.itemsize)
+        seat.allreduce = AllReduce(
+            self.me, named, seat.vector, self._view.__contains__, part_elems, now
+        )
+        self._groups[named.group] = seat.allreduce
+        effects: list[Effect] = []
+        if not self._trains_in(self.round + 1) and self._grid is not None:
+            # Nothing lies between this group and the next one: say so before others wonder.
+            next_s = self._rendezvous.group_s or named.stall_s / 4
+            effects = self._announce(Round(self.round + 1), next_s, now)
+        effects += seat.allreduce.start(now)
+        for early_src, message in self._early.pop(named.group, []):
+            effects += seat.allreduce.handle(early_src, message, now)
+        return effects
+
+    def _on_group_message(
+        self, src: PeerId, group: GroupId, message: Message, now: float
+    ) -> list[Effect]:
+        known = self._groups.get(group)
+        if known is not None:
+            return known.handle(src, message, now)
+        if any(seat.waits and seat.key == group.key for seat in self._seats):
+            # Its GroupNamed may be under way from the leader while this came from a member.
+            early = self._early.setdefault(group, [])
+            if len(early) < EARLY_MAX and len(self._early) <= EARLY_MAX:
+                early.append((src, message))
+                return []
+        if isinstance(message, Ask | Fetch | Query | Part):
+            return [Send(src, Gone(group))]
+        return []
+
+    # Time, membership, plans
+
+    def _on_timer(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._replan_at is not None and self._replan_at <= now:
+            effects += self._replan(now)
+        training = self._training
+        if training is not None and training.slip_at is not None and training.slip_at <= now:
+            # Later than announced. Half of what it took so far is the best guess for the rest.
+            left_s = (now - training.began_at) / 2
+            training.slip_at = now + left_s
+            effects += self._announce(Round(training.round), left_s, now)
+        effects += self._rendezvous.on_timer(self._view, now)
+        for seat in list(self._seats):
+            if seat.allreduce is not None:
+                effects += seat.allreduce.on_timer(now)
+            elif seat.waits and seat.retry_at is not None and seat.retry_at <= now:
+                effects += self._retry(seat, now)
+        return effects
+
+    def _retry(self, seat: _Seat, now: float) -> list[Effect]:
+        seat.retries += 1
+        if seat.retries > RETRIES_MAX and seat.leader is not None and seat.leader != self.me:
+            seat.shunned[seat.leader] = None
+        return self._arrive(seat, now)
+
+    def _on_view(self, event: ViewChanged, now: float) -> list[Effect]:
+        self._view = event.view
+        effects: list[Effect] = []
+        for peer in event.lost:
+            effects += self._rendezvous.on_lost(peer, self._view, now)
+            for allreduce in self._groups.values():
+                effects += allreduce.on_lost(peer, now)
+            effects += self._leave_leader(peer, now)
+        return effects + self._coordinate(now)
+
+    def _on_link_lost(self, peer: PeerId, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for allreduce in self._groups.values():
+            effects += allreduce.on_link_lost(peer, now)
+        for seat in self._seats:
+            if seat.waits and seat.leader == peer and peer in self._view:
+                # Once may be a broken connection; a leader lost twice is passed over.
+                if seat.retries:
+                    seat.shunned[peer] = None
+                seat.retries += 1
+                effects += self._arrive(seat, now)
+        return effects
+
+    def _leave_leader(self, leader: PeerId, now: float) -> list[Effect]:
+        """Turn to the next leader, and tell the lost one's group that it has to do without me."""
+        effects: list[Effect] = []
+        for seat in self._seats:
+            if seat.waits and seat.leader == leader:
+                left = [g for g in self._early if g.key == seat.key and g.leader == leader]
+                for group in left:
+                    sources = dict.fromkeys(src for src, _ in self._early.pop(group))
+                    effects += [Send(src, Gone(group)) for src in sources]
+                effects += self._arrive(seat, now)
+        return effects
+
+    def _coordinate(self, now: float) -> list[Effect]:
+        """The living peer with the lowest id makes the plans."""
+        self._replan_at = None
+        if not self._view or next(iter(self._view)) != self.me:
+            return []
+        plan = self._newest_plan()
+        if plan is None:
+            return self._replan(now)
+        if set(plan.holders) != set(self._view):
+            self._replan_at = now + REPLAN_S
+        return []
+
+    def _newest_plan(self) -> Plan | None:
+        return self._newer or (self._grid.plan if self._grid else None)
+
+    def _replan(self, now: float) -> list[Effect]:
+        self._replan_at = None
+        old = self._newest_plan()
+        plan_id = PlanId(old.id.term + 1 if old else 1, self.me)
+        size_max = self.config.group_size_for(len(self._view))
+        latest = max(self.round, self._rendezvous.latest_round)
+        if old is None:
+            plan = first_plan(plan_id, self._view, size_max, Round(0))
+        else:
+            plan = next_plan(plan_id, old, self._view, size_max, Round(latest + 1))
+        report = Report(
+            "plan",
+            {
+                "term": plan.id.term,
+                "radices": plan.radices,
+                "peers": len(self._view),
+                "from_round": plan.from_round,
+            },
+        )
+        publish = Publish(Record(PLAN_KEY, tuple(plan.id), plan))
+        return [publish, report, *self._on_plan(plan, now)]
+
+    def _on_learned(self, record: Record, now: float) -> list[Effect]:
+        if record.key != PLAN_KEY or not isinstance(record.value, Plan):
+            return []
+        return self._on_plan(record.value, now) + self._coordinate(now)
+
+    def _on_newer_plan(self, leader: PeerId, plan: Plan, now: float) -> list[Effect]:
+        effects = self._on_plan(plan, now)
+        for seat in self._seats:
+            if seat.waits and seat.leader == leader and seat.key.plan < plan.id:
+                # Another seat of mine is in a group already: this one has to wait for next round.
+                seat.end("the plan changed", (self.me,))
+        return effects
+
+    def _on_plan(self, plan: Plan, now: float) -> list[Effect]:
+        newest = self._newest_plan()
+        if newest is not None and plan.id <= newest.id:
+            return []
+        if newest is None and self.me not in plan.holders:
+            # The swarm began without me: it has a model that I do not have.
+            self._tag_along = self._cells.weight == 0
+        self._newer = plan
+        if self.phase is Phase.WAITING:
+            return self._meet(now)
+        if plan.from_round > self.round:
+            return []
+        effects = self._rendezvous.on_new_plan(grid_of(plan))
+        waiting = self.phase is Phase.MEETING and all(seat.waits for seat in self._seats)
+        return effects + (self._meet(now) if waiting else [])
+
+    def _adopt_plan(self) -> None:
+        plan = self._newer
+        if plan is None or (plan.from_round > self.round and self._grid is not None):
+            return
+        self._grid, self._newer = grid_of(plan), None
+        self._cells.assign(self._grid.cells_of.get(self.me, []))
+
+    def _waits_for(self, seat: _Seat) -> dict[str, object]:
+        """For `status`: what this seat waits for."""
+        if seat.allreduce is not None:
+            return {"group": str(seat.key), "version": seat.allreduce.named.version.counter}
+        return {"lobby": str(seat.key), "leader": seat.leader}
+
+    def _restore(self, state: State) -> None:
+        self.round = Round(state["round"])
+        self._cells.restore(state["cells"])
+        self._counted = state["counted"]
+        self._local_s = state["local_s"]
+        self._tag_along = False
