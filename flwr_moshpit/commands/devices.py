@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flwr_moshpit.observe.text import scaled
+from flwr_moshpit.simulation import device as device_module
 from flwr_moshpit.simulation.device import Catalogue, DeviceProfile, load_catalogue
 
 _NARROWEST = 100
@@ -23,7 +24,10 @@ def devices(*, sources: bool, catalogue: str | None) -> None:
         console = Console(width=2 * _NARROWEST)
     console.print(_device_table(known, sources=sources))
     console.print(_link_table(known))
-    console.print("* estimated, or one end of a range; every figure's source: catalogue.toml")
+    console.print("* estimated, or one end of a range", style="dim")
+    if sources:
+        path = Path(device_module.__file__).with_name("catalogue.toml")
+        console.print(f"Each figure's source: {path}", style="dim", soft_wrap=True)
 
 
 def _device_table(catalogue: Catalogue, *, sources: bool) -> Table:
