@@ -7,9 +7,9 @@ clocks do not agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from flwr_moshpit.protocol.machine import Message, PeerId, Round, Vector
+from flwr_moshpit.protocol.machine import Delivery, Message, PeerId, Round, Vector
 
 
 class PlanId(NamedTuple):
@@ -258,3 +258,158 @@ class Stands(Message):
 
     named: GroupNamed
     holder: PeerId
+
+
+# R-FAST: edges and leases. An edge belongs to the peer that pushes on it, its child end.
+
+
+class Label(NamedTuple):
+    """How new a peer's news of its root is. Labels of one peer only grow; see `attachment.py`."""
+
+    term: int
+    root: PeerId
+    beat: int
+    """Counts the root's steps and idle ticks."""
+
+
+class EdgeId(NamedTuple):
+    """Names one attachment of one child for ever; the higher replaces the lower."""
+
+    incarnation: int
+    """The child's."""
+    epoch: int
+    """Grows with every `Attach` that the child sends."""
+
+
+class Subtree(NamedTuple):
+    """What a child tells about itself and everybody below it, beside the gradients."""
+
+    peers: int
+    contributors: int
+    """Peers whose gradient is in `rho`."""
+    weight: float
+    """Sum of the weights with which these gradients count."""
+    seen: int
+    """Median, over the contributors, of the root's step at whose model a gradient was taken."""
+    period_s: float
+    """Seconds between two training steps of the fastest peer in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootClaim:
+    """I am the root of a tree. Spread as a `Record`; None in its place takes it back."""
+
+    term: int
+    live: int
+    """Peers in the tree, as far as its root knows."""
+    examples: float
+    """Sum of their weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(Message):
+    """To a peer: may I push to you?"""
+
+    edge: EdgeId
+    label: Label
+    dim: int
+    schema: bytes
+    """Hash of names, shapes and dtypes: tracking needs equal ones."""
+    insist: bool
+    """All those who were asked have their hands full: take me nevertheless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant(Message):
+    """From the parent: your edge stands. Accepts an `Attach`, later renews its lease."""
+
+    edge: EdgeId
+    clock_s: float
+    """The parent's own clock, which means nothing to the child: it gives it back as an echo."""
+    label: Label
+    path: tuple[PeerId, ...]
+    """From the parent's parent up to the root."""
+    have: int
+    """Counter of the newest `Push` that arrived."""
+    answer: bool
+    """The child should answer with a `Renew` at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renew(Message):
+    """To the parent: I am here, and this is the last of your clock that I know."""
+
+    edge: EdgeId
+    echo_s: float
+    have: int
+    """Counter of the newest `Model` that arrived."""
+    answer: bool
+    """The parent should answer with a `Grant` at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detach(Message):
+    """To the parent: forget what I pushed on this edge, and say so with `Detached`."""
+
+    edge: EdgeId
+
+
+@dataclass(frozen=True, slots=True)
+class Detached(Message):
+    """From the parent: of this edge I hold nothing, and never shall. Refuses an `Attach` too."""
+
+    edge: EdgeId
+    reason: str
+    instead: tuple[PeerId, ...] = ()
+    """Whom to ask instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push(Message):
+    """The running sum of everything ever pushed on an edge: a lost one is made good by the next."""
+
+    delivery: ClassVar[Delivery] = Delivery.NEWEST
+
+    edge: EdgeId
+    counter: int
+    rho: Vector
+    """(d,)."""
+    echo_s: float
+    """As in `Renew`."""
+    subtree: Subtree
+
+    @property
+    def array_bytes(self) -> int:
+        return self.rho.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Model(Message):
+    """The sender's model after its descent, v of the paper, for those that mix it into theirs."""
+
+    delivery: ClassVar[Delivery] = Delivery.NEWEST
+
+    incarnation: int
+    counter: int
+    v: Vector
+    """(d,)."""
+    edge: EdgeId | None
+    """On a tree, the receiver's edge to the sender."""
+    clock_s: float
+    """As in `Grant`."""
+    label: Label
+    path: tuple[PeerId, ...]
+    step: int
+    """The root's steps so far."""
+    period_s: float
+    """Seconds between two steps of the root."""
+    contributors: int
+    """Peers in the root's sum of gradients."""
+    scale: float
+    """What is left of the step size after halvings."""
+    direction: Vector | None = None
+    """(d,), the mean gradient at the root, where peers take several local steps."""
+
+    @property
+    def array_bytes(self) -> int:
+        return self.v.nbytes + (0 if self.direction is None else self.direction.nbytes)
