@@ -92,6 +92,87 @@ class Moshpit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RFast:
+    """R-FAST: gradient tracking at everybody's own pace, no round, no barrier."""
+
+    needs_server: ClassVar[bool] = False
+    TREES: ClassVar[tuple[str, ...]] = ("fleet", "binary", "star", "line")
+    GRAPHS: ClassVar[tuple[str, ...]] = ("ring", "exponential", "complete")
+
+    topology: str = "fleet"
+    """Who talks to whom. Trees, which repair themselves: "fleet" (fast devices at and near the
+    root), "binary", "star", "line". Graphs in which every peer is a root: "ring", "exponential",
+    "complete"; they run at the pace of the slowest peer."""
+
+    fan_out: int | None = None
+    """Children of a peer in "fleet". Derived: the fewest that keep the tree shallow, from 4 to 8 up
+    to 585 peers, then as many as three levels need."""
+
+    local_steps: int = 1
+    """1: one gradient a step. More: corrected local epochs of so many optimizer steps."""
+
+    learning_rate: float = 0.05
+    """The trainer's, for the mean gradient. The step on the sum of all gradients follows from it
+    and from the measured round trip."""
+
+    optimizer: str = "sgd"
+    """What the root of a tree does with the tracked gradient: "sgd", "momentum" or "adam"."""
+
+    momentum: float = 0.9
+    """For "momentum" and "adam", in [0, 1). The gradients are averaged, m <- momentum m +
+    (1 - momentum) z, so that the learning rate means what it means without."""
+
+    weigh_examples: bool = False
+    """Weigh a peer's gradient by the examples it was taken over; otherwise all peers count alike.
+    Costs nothing; right if the loss of all examples matters, not that of all peers."""
+
+    lease_s: float = 3.0
+    """How long a peer keeps what a silent neighbour has pushed to it. A cut-off peer looks for
+    another parent after this time; a shorter lease repairs faster and gives up links sooner."""
+
+    weight_max: float = 1e9
+    """Most examples that a peer may claim."""
+
+    def __post_init__(self) -> None:
+        known = (*self.TREES, *self.GRAPHS)
+        _need(
+            self.topology in known,
+            f"topology must be one of {', '.join(known)}, not {self.topology!r}",
+        )
+        fan_out = self.fan_out
+        _need(fan_out is None or fan_out >= 1, f"fan-out must be at least 1, not {fan_out}")
+        _check_rival(self.local_steps, self.weight_max)
+        _need(
+            self.learning_rate > 0 and math.isfinite(self.learning_rate),
+            f"learning-rate must be above 0, not {self.learning_rate}",
+        )
+        _need(
+            self.optimizer in ("sgd", "momentum", "adam"),
+            f"optimizer must be one of sgd, momentum, adam, not {self.optimizer!r}",
+        )
+        _need(0 <= self.momentum < 1, f"momentum must be in [0, 1), not {self.momentum}")
+        _need(
+            self.lease_s > 0 and math.isfinite(self.lease_s),
+            f"lease-s must be above 0, not {self.lease_s}",
+        )
+        if self.topology in self.GRAPHS:
+            _need(
+                self.local_steps == 1,
+                f"local-steps must be 1 on a {self.topology}, not {self.local_steps}: corrected "
+                f'local epochs need a tree, such as topology = "fleet"',
+            )
+            _need(
+                self.optimizer == "sgd",
+                f"optimizer must be sgd on a {self.topology}, not {self.optimizer!r}: only the "
+                f'root of a tree can run another, such as with topology = "fleet"',
+            )
+
+    @property
+    def is_tree(self) -> bool:
+        return self.topology in self.TREES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FedAvg:
     """The server's way, to compare with: everybody trains, one server averages."""
 
@@ -253,10 +334,11 @@ def _check_topology(topology: str) -> None:
     _need(topology in known, f"topology must be one of {', '.join(known)}, not {topology!r}")
 
 
-Algorithm = Moshpit | FedAvg | Local | Ring | RandomGroups | DPSGD | ADPSGD | SGP | OSGP
+Algorithm = Moshpit | RFast | FedAvg | Local | Ring | RandomGroups | DPSGD | ADPSGD | SGP | OSGP
 
 ALGORITHMS: dict[str, type[Any]] = {
     "moshpit": Moshpit,
+    "rfast": RFast,
     "fedavg": FedAvg,
     "ring": Ring,
     "dpsgd": DPSGD,
