@@ -154,7 +154,7 @@ class AllReduce:
 
     def handle(self, src: PeerId, message: Message, now: float) -> list[Effect]:
         """A message of this group. Whatever it says, `src` has shown that it lives."""
-        if src not in self._weights and not isinstance(message, Fetch | Part | Query):
+        if src not in self._weights and not isinstance(message, Accuse | Fetch | Part | Query):
             return []
         self._silences.pop(src, None)
         match message:
@@ -167,7 +167,9 @@ class AllReduce:
             case Fetch():
                 return self._on_fetch(src, message)
             case Accuse():
-                if message.peer != self.me:
+                if self.outcome and self.outcome.average is not None:
+                    return [Send(src, Stands(self.named, self.me))]
+                if message.peer != self.me and src in self._weights:
                     return self._lose(message.peer, f"accused: {message.reason}", now)
             case Query():
                 return self._on_query(src, message)
@@ -196,6 +198,11 @@ class AllReduce:
             # Frozen, and the namer says nothing: its message or my answer may have been lost.
             namer = self.named.ranks[self._promised.rank]
             asked[namer] = [Send(namer, Answer(self.group, self._promised, False))]
+        elif any(peer in self._lost for peer in self._weights):
+            namer = self._namer()
+            asked[namer] = [
+                Send(namer, Accuse(self.group, peer, why)) for peer, why in self._lost.items()
+            ]
         else:
             for offset, (_, reducer) in self._pieces.items():
                 if reducer == self.me:
@@ -432,11 +439,12 @@ class AllReduce:
         namer = self._namer()
         if namer == self.me:
             return self._ask_the_living(now)
-        # Everybody sees deaths; the rest only I know. A namer that is new hears the old cases too.
+        # Of deaths the namer knows itself, but it may have finished: then it says what stands. A
+        # namer that is new hears the old cases too.
         return [
             Send(namer, Accuse(self.group, lost, why))
             for lost, why in self._lost.items()
-            if why != "dead" and (lost == peer or reason in CERTAIN)
+            if lost == peer or reason in CERTAIN
         ]
 
     def _namer(self) -> PeerId:

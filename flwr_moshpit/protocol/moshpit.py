@@ -313,6 +313,7 @@ class MoshpitPeer:
 
     def _begin_round(self, now: float) -> list[Effect]:
         absorbed = self._absorb()
+        self._rendezvous.latest_round = max(self._rendezvous.latest_round, self.round)
         if not self._trains_in(self.round):
             assert self._until is not None
             num_axes = self._grid.num_axes if self._grid else 1
@@ -620,9 +621,10 @@ class MoshpitPeer:
             effects: list[Effect] = [Cancel(self._drop_training())]
             self.round = key.round
             return effects + self._meet(now)
-        if self._training is not None and self._local_s > 0:
-            left = self._training.began_at + self._local_s - now
-            passed = now - self._training.began_at
+        training = self._training
+        if training is not None and (self._local_s > 0 or key.round > training.round):
+            passed = now - training.began_at
+            left = self._local_s - passed
             return [Send(src, Announce(key, left if left > 0 else passed / 2, self._local_s))]
         return []
 
