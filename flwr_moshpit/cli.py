@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -34,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except (ConfigError, SchemaError) as error:
         return _say(error, EXIT_USAGE)
-    except MoshpitError as error:  # a TrainerError's message holds the traceback of the user's code
-        return _say(error, EXIT_FAILED)
+    except MoshpitError as error:
+        return _say(_with_traceback(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return _say("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -47,6 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(what: object, code: int) -> int:
     sys.stderr.write(f"flwr-moshpit: {what}\n")
     return code
+
+
+def _with_traceback(error: MoshpitError) -> str:
+    """The message and, where the user's code raised, its traceback, which may be in it already."""
+    text = str(error)
+    if error.__cause__ is None or "Traceback (most recent call last)" in text:
+        return text
+    return f"{text}\n{''.join(traceback.format_exception(error.__cause__)).rstrip()}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,1 @@
+"""Measurements of this program against the bounds it must keep."""

@@ -1,0 +1,148 @@
+"""`flwr-moshpit bench engine`: what the simulation engine costs, beside its bounds.
+
+Every case runs in a process of its own, so that its peak of memory is its own. CPU time, never
+wall time, and of the run alone: loading frameworks and data is not the engine's. The swarms of
+thousands train by adding a number, so that all the time is the engine's and the protocol's.
+
+`python -m flwr_moshpit.bench.engine CASE` runs one case and prints its figures as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from flwr_moshpit.bench.trainers import DriftTrainer, Stopwatch
+from flwr_moshpit.commands.settings import gather
+from flwr_moshpit.config import Moshpit
+from flwr_moshpit.errors import MoshpitError
+from flwr_moshpit.flower.app import load_app
+from flwr_moshpit.observe.text import scaled
+from flwr_moshpit.simulation.fleet import Fleet
+from flwr_moshpit.simulation.run import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one case cost."""
+
+    cpu_s: float
+    peak_bytes: int
+    trainer_s: float = 0.0
+    """Of `cpu_s`, inside the trainer."""
+
+
+Bound: TypeAlias = tuple[str, str, str, bool]
+"""(what, measured, bound, kept)."""
+
+
+def bench(console: Console | None = None) -> bool:
+    """Run all cases, print each figure beside its bound, and return whether all are kept."""
+    console = console or Console()
+    figures = {}
+    for name in CASES:
+        console.print(f"running {name} ...", style="dim")
+        figures[name] = _in_child(name)
+    bounds = judge(figures)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("", "measured", "bound", ""):
+        table.add_column(column, no_wrap=True)
+    for what, measured, bound, kept in bounds:
+        table.add_row(what, measured, bound, "kept" if kept else "[bold red]EXCEEDED")
+    console.print(table)
+    return all(kept for *_, kept in bounds)
+
+
+def judge(figures: dict[str, Figures]) -> list[Bound]:
+    """Each figure beside its bound, from the figures of all `CASES`."""
+    thousand, short, large = (figures[name] for name in ("1000x10", "1000x4", "10000x4"))
+    growth = (large.cpu_s / 10_000) / (short.cpu_s / 1_000)
+    growth_max = math.log(10_000) / math.log(1_000)
+    share = figures["watch"].trainer_s / figures["watch"].cpu_s
+    return [
+        _at_most("1,000 peers x 10 rounds, CPU", thousand.cpu_s, 10.0, "s"),
+        _at_most("10,000 peers x 4 rounds, CPU", large.cpu_s, 90.0, "s"),
+        _at_most("10,000 peers x 4 rounds, memory", large.peak_bytes, 4e9, "B"),
+        _at_most("cost per peer-round, 10,000 over 1,000 peers", growth, growth_max, "x"),
+        (
+            "trainer's share of CPU, watch with 100 peers",
+            f"{100 * share:.1f} %",
+            "at least 80 %",
+            share >= 0.8,
+        ),
+    ]
+
+
+def _at_most(what: str, measured: float, bound: float, unit: str) -> Bound:
+    return (what, scaled(measured, unit), f"at most {scaled(bound, unit)}", measured <= bound)
+
+
+def _in_child(name: str) -> Figures:
+    command = [sys.executable, "-m", "flwr_moshpit.bench.engine", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise MoshpitError(f"bench case {name} failed with exit code {done.returncode}")
+    return Figures(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _drift(num_peers: int, rounds: int) -> Figures:
+    """Groups of 10, d = 1,000."""
+    simulation = Simulation(
+        Moshpit(group_size=10, local_steps=20),
+        DriftTrainer(dim=1_000),
+        fleet=Fleet.parse("jetson-nano:0.5,jetson-orin-nano:0.5", num_peers),
+        seed=1,
+    )
+    return _measured(simulation, rounds)
+
+
+def _watch() -> Figures:
+    """What `flwr-moshpit simulate watch --peers 100 --rounds 5` trains."""
+    app = load_app("watch")
+    settings = gather(app.config, {}, {"peers": 100, "rounds": 5})
+    trainer = Stopwatch(app.trainer(settings.app))
+    simulation = Simulation(
+        settings.algorithm,
+        trainer,
+        fleet=Fleet.parse(settings.fleet, settings.peers),
+        seed=settings.seed,
+    )
+    figures = _measured(simulation, 5)
+    return Figures(figures.cpu_s, figures.peak_bytes, trainer.cpu_s)
+
+
+CASES = {
+    "1000x4": lambda: _drift(1_000, 4),
+    "1000x10": lambda: _drift(1_000, 10),
+    "10000x4": lambda: _drift(10_000, 4),
+    "watch": _watch,
+}
+
+
+def _measured(simulation: Simulation, rounds: int) -> Figures:
+    started = time.process_time()
+    simulation.run(rounds=rounds)
+    cpu_s = time.process_time() - started
+    # Linux counts the peak in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Figures(cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the case named by `argv` and print its figures as one line of JSON."""
+    sys.stdout.write(json.dumps(asdict(CASES[argv[0]]())) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
