@@ -149,6 +149,20 @@ class AllReduce:
     def deadline(self) -> float | None:
         return None if self.outcome else self._progress_at + self.named.stall_s
 
+    def waits_for(self) -> dict[str, object]:
+        """For people: whose messages are missing, for what."""
+        if self._ballot is not None:
+            return {"answers": [peer for peer, answer in self._ballot.items() if not answer]}
+        if self._promised > self.named.version:
+            return {"new version": self.named.ranks[self._promised.rank]}
+        parts, averages = {}, {}
+        for offset, (_, reducer) in self._pieces.items():
+            if reducer == self.me:
+                parts.update(dict.fromkeys(self._missing_parts(offset)))
+            elif offset not in self._averages:
+                averages[reducer] = None
+        return {"parts": list(parts), "averages": list(averages)}
+
     def start(self, now: float) -> list[Effect]:
         return self._take_version(self.named, now)
 

@@ -27,9 +27,9 @@ import numpy as np
 
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
-from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, Outcome, well_formed
+from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, well_formed
 from flwr_moshpit.protocol.cells import Cells
-from flwr_moshpit.protocol.grid import Grid, first_plan, grid_of, next_plan
+from flwr_moshpit.protocol.grid import grid_of
 from flwr_moshpit.protocol.machine import (
     Cancel,
     Compute,
@@ -45,7 +45,6 @@ from flwr_moshpit.protocol.machine import (
     Message,
     PeerId,
     PeerInfo,
-    Publish,
     Received,
     Record,
     Report,
@@ -79,23 +78,14 @@ from flwr_moshpit.protocol.messages import (
     NewerPlan,
     Part,
     Plan,
-    PlanId,
     Query,
     Refused,
     Stands,
     Waiting,
     WhichPlan,
 )
-
-PLAN_KEY = ("plan",)
-
-REPLAN_S = 0.3
-"""The coordinator gathers changes of its view for this long before it makes a new plan."""
-
-RETRY_S = 1.0
-"""First wait for a leader's word before one asks again; it doubles, up to `RETRIES_MAX` times."""
-
-RETRIES_MAX = 4
+from flwr_moshpit.protocol.planning import PLAN_KEY, Planner
+from flwr_moshpit.protocol.seat import Seat, round_values
 
 EARLY_MAX = 256
 """Messages kept of one group that is not named yet: its parts may overtake its naming."""
@@ -120,49 +110,6 @@ class _Training:
     began_at: float
     round: int
     slip_at: float | None
-
-
-class _Seat:
-    """Where this peer stands with one line in the present round."""
-
-    __slots__ = (
-        "allreduce",
-        "cells",
-        "grouped_at",
-        "key",
-        "later_round",
-        "leader",
-        "outcome",
-        "retries",
-        "retry_at",
-        "shunned",
-        "vector",
-        "weight",
-    )
-
-    def __init__(self, key: GroupKey, cells: list[int], vector: Vector, weight: float) -> None:
-        self.key = key
-        self.cells = cells
-        self.vector = vector
-        self.weight = weight
-        self.leader: PeerId | None = None
-        self.shunned: dict[PeerId, None] = {}
-        """Leaders that do not answer."""
-        self.retries = 0
-        self.retry_at: float | None = None
-        self.grouped_at: float | None = None
-        self.allreduce: AllReduce | None = None
-        self.outcome: Outcome | None = None
-        self.later_round = 0
-
-    @property
-    def waits(self) -> bool:
-        return self.allreduce is None and self.outcome is None
-
-    def end(self, reason: str, contributors: tuple[PeerId, ...] = ()) -> None:
-        """Nothing is averaged on this line in this round."""
-        self.outcome = Outcome(None, self.weight, len(self.cells), contributors, reason)
-        self.retry_at = None
 
 
 class MoshpitPeer:
@@ -191,9 +138,8 @@ class MoshpitPeer:
         """Take part without training until somebody has given me the swarm's model."""
         self._counted = 0
         """Examples of mine that have joined the weights."""
-        self._grid: Grid | None = None
-        self._newer: Plan | None = None
-        self._seats: list[_Seat] = []
+        self._planner = Planner(me.peer, config)
+        self._seats: list[Seat] = []
         self._groups: dict[GroupId, AllReduce] = {}
         self._early: dict[GroupId, list[tuple[PeerId, Message]]] = {}
         self._training: _Training | None = None
@@ -205,7 +151,6 @@ class MoshpitPeer:
         self._sweep = False
         self._met_at = 0.0
         self._next_job = 0
-        self._replan_at: float | None = None
         self._rendezvous = Rendezvous(
             me.peer,
             incarnation,
@@ -233,25 +178,22 @@ class MoshpitPeer:
 
     @property
     def deadline(self) -> float | None:
-        times = [self._replan_at, self._rendezvous.deadline]
+        times = [self._planner.replan_at, self._rendezvous.deadline]
         if self._training is not None:
             times.append(self._training.slip_at)
-        for seat in self._seats:
-            times.append(seat.allreduce.deadline if seat.allreduce else seat.retry_at)
+        times += [seat.deadline for seat in self._seats]
         return min((time for time in times if time is not None), default=None)
 
     def snapshot(self) -> State:
-        plan = self._grid.plan if self._grid else None
+        plan = self._planner.newest
         return {
             "round": int(self.round),
             "phase": self.phase.value,
             "cells": self._cells.snapshot(),
             "counted": self._counted,
-            "plan": None
-            if plan is None
-            else [list(plan.id), list(plan.radices), list(plan.holders)],
             "local_s": self._local_s,
-            "waits_for": [self._waits_for(seat) for seat in self._seats],
+            "plan": plan and [list(plan.id), list(plan.radices), list(plan.holders)],
+            "waits_for": [seat.waits_for() for seat in self._seats],
         }
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -297,8 +239,8 @@ class MoshpitPeer:
 
     def _on_start(self, event: Start, now: float) -> list[Effect]:
         self._until, self._sweep = event.until_round, event.sweep
-        effects = self._coordinate(now)
-        return effects + (self._begin_round(now) if self.phase is Phase.IDLE else [])
+        self._planner.on_view(self._view, now)
+        return self._begin_round(now) if self.phase is Phase.IDLE else []
 
     def _on_stop(self) -> list[Effect]:
         effects: list[Effect] = [Cancel(self._training.job_id)] if self._training else []
@@ -316,8 +258,7 @@ class MoshpitPeer:
         self._rendezvous.latest_round = max(self._rendezvous.latest_round, self.round)
         if not self._trains_in(self.round):
             assert self._until is not None
-            num_axes = self._grid.num_axes if self._grid else 1
-            if not self._sweep or self.round >= self._until + num_axes:
+            if not self._sweep or self.round >= self._until + self._planner.num_axes:
                 return self._finish(now)
             if self._training is not None:
                 return [Cancel(self._drop_training()), *self._meet(now)]
@@ -356,13 +297,13 @@ class MoshpitPeer:
         return effects + (self._announce(round, self._local_s, now) if known else [])
 
     def _announce(self, round: Round, eta_s: float, now: float) -> list[Effect]:
-        if self._grid is None:
+        grid = self._planner.grid
+        if grid is None:
             return []
-        keys = dict.fromkeys(self._grid.key(round, cell) for cell in self._cells.numbers)
         effects: list[Effect] = []
-        for key in keys:
-            leaders = self._grid.leaders(key, self._view)
-            if leaders and len(self._grid.line(key)) > 1:
+        for key in dict.fromkeys(grid.key(round, cell) for cell in self._cells.numbers):
+            leaders = grid.leaders(key, self._view)
+            if leaders and len(grid.line(key)) > 1:
                 effects.append(Send(leaders[0], Announce(key, eta_s, self._local_s)))
         return effects
 
@@ -418,16 +359,19 @@ class MoshpitPeer:
         """Go to the lobbies of this round's lines, under the newest plan."""
         self.phase = Phase.MEETING
         self._met_at = now
-        self._adopt_plan()
-        if self._grid is None or not self._cells.numbers:
+        self._planner.adopt(self.round)
+        grid = self._planner.grid
+        if grid is not None:
+            self._cells.assign(grid.cells_of.get(self.me, []))
+        if grid is None or not self._cells.numbers:
             self.phase = Phase.WAITING
             self._seats = []
             return []
         by_key: dict[GroupKey, list[int]] = {}
         for cell in self._cells.numbers:
-            by_key.setdefault(self._grid.key(self.round, cell), []).append(cell)
+            by_key.setdefault(grid.key(self.round, cell), []).append(cell)
         self._seats = [
-            _Seat(key, cells, *self._cells.joined(cells)) for key, cells in by_key.items()
+            Seat(key, cells, *self._cells.joined(cells)) for key, cells in by_key.items()
         ]
         effects: list[Effect] = []
         for seat in self._seats:
@@ -437,37 +381,28 @@ class MoshpitPeer:
             effects += self._train(now)
         return effects
 
-    def _arrive(self, seat: _Seat, now: float) -> list[Effect]:
-        """Tell the first leader that may answer, or end the seat if nobody else can come."""
-        assert self._grid is not None
-        leaders = self._grid.leaders(seat.key, self._view)
-        open_to = [peer for peer in leaders if peer not in seat.shunned]
-        if not any(peer != self.me for peer in self._grid.line(seat.key) if peer in self._view):
-            seat.end("nobody else", (self.me,))
-            return []
-        if not open_to:
-            seat.end("no leader answers", (self.me,))
-            return []
-        if open_to[0] != seat.leader:
-            seat.leader, seat.retries = open_to[0], 0
-        seat.retry_at = None if seat.leader == self.me else now + RETRY_S * 2**seat.retries
-        return [Send(seat.leader, self._arrival(seat))]
+    def _arrive(self, seat: Seat, now: float) -> list[Effect]:
+        grid = self._planner.grid
+        assert grid is not None
+        return seat.go(self.me, grid, self._view, self._arrival(seat), now)
 
-    def _arrival(self, seat: _Seat) -> Arrive:
+    def _arrival(self, seat: Seat) -> Arrive:
         sweep = not self._trains_in(self.round)
         dim = len(seat.vector)
         return Arrive(seat.key, seat.weight, dim, self._schema, sweep, self._local_s)
 
     def _check_round(self, now: float) -> list[Effect]:
-        for seat in self._seats:
-            if seat.allreduce is not None and seat.outcome is None:
-                seat.outcome = seat.allreduce.outcome
-            if seat.outcome is None:
-                return []
-        return self._end_round(now)
+        return self._end_round(now) if all(seat.check() for seat in self._seats) else []
 
     def _end_round(self, now: float) -> list[Effect]:
-        effects: list[Effect] = [Report("round", self._round_values(now))]
+        values = {
+            "round": self.round,
+            "trained": self._trains_in(self.round),
+            "examples": self._num_examples,
+            "local_s": self._local_s if self._num_examples else 0.0,
+            **round_values(self._seats, now, self._met_at),
+        }
+        effects: list[Effect] = [Report("round", values)]
         for seat in self._seats:
             outcome = seat.outcome
             assert outcome is not None
@@ -490,39 +425,6 @@ class MoshpitPeer:
         self._num_examples = 0
         self._forget()
         return effects + self._begin_round(now)
-
-    def _round_values(self, now: float) -> dict[str, object]:
-        seats = self._seats
-        averaged = [seat for seat in seats if seat.outcome and seat.outcome.average is not None]
-        num_cells = sum(len(seat.cells) for seat in seats)
-        contributors = {
-            peer: None for seat in seats if seat.outcome for peer in seat.outcome.contributors
-        }
-        grouped = [seat.grouped_at for seat in seats if seat.grouped_at is not None]
-        return {
-            "round": self.round,
-            "trained": self._trains_in(self.round),
-            "coverage": sum(len(seat.cells) for seat in averaged) / num_cells,
-            "contributors": len(contributors),
-            "contributor_ids": tuple(contributors),
-            "weight": max((seat.outcome.weight for seat in averaged if seat.outcome), default=0.0),
-            "own_weight": self._cells.weight,
-            "cells": num_cells,
-            "examples": self._num_examples,
-            "leaders": tuple(seat.leader for seat in seats if seat.leader is not None),
-            "late": any(seat.later_round for seat in seats),
-            "reason": "; ".join(
-                seat.outcome.reason for seat in seats if seat.outcome and seat.outcome.reason
-            ),
-            "version": max(
-                (seat.allreduce.named.version.counter for seat in seats if seat.allreduce),
-                default=0,
-            ),
-            "local_s": self._local_s if self._num_examples else 0.0,
-            "wait_s": (max(grouped) if grouped else now) - self._met_at,
-            "allreduce_s": now - min(grouped) if grouped else 0.0,
-            "bytes_sent": sum(seat.allreduce.bytes_sent for seat in seats if seat.allreduce),
-        }
 
     def _forget(self) -> None:
         """Groups and lobbies that nobody can ask about any more."""
@@ -551,7 +453,7 @@ class MoshpitPeer:
             case NewerPlan():
                 return self._on_newer_plan(src, message.plan, now)
             case WhichPlan():
-                newest = self._newest_plan()
+                newest = self._planner.newest
                 return [Send(src, NewerPlan(newest))] if newest else []
             case Announce() | Arrive() | Call() | Hold() | Late() | Refused():
                 return self._on_lobby_message(src, message, now)
@@ -569,8 +471,8 @@ class MoshpitPeer:
         now: float,
     ) -> list[Effect]:
         key = message.key
-        grid = self._grid_of(key.plan)
-        newest = self._newest_plan()
+        grid = self._planner.grid_of(key.plan)
+        newest = self._planner.newest
         if grid is None and (newest is None or key.plan > newest.id):
             return [Send(src, WhichPlan())]
         if newest is not None and key.plan < newest.id and newest.from_round <= key.round:
@@ -600,13 +502,7 @@ class MoshpitPeer:
                     seat.end(f"refused: {message.reason}")
         return []
 
-    def _grid_of(self, plan: PlanId) -> Grid | None:
-        """The grid of a plan that I follow or know to come; I may lead its lobbies already."""
-        if self._grid is not None and plan == self._grid.plan.id:
-            return self._grid
-        return grid_of(self._newer) if self._newer and plan == self._newer.id else None
-
-    def _on_call(self, src: PeerId, message: Call, seat: _Seat | None, now: float) -> list[Effect]:
+    def _on_call(self, src: PeerId, message: Call, seat: Seat | None, now: float) -> list[Effect]:
         """A leader has heard nothing of me: come, or say when, or that I am elsewhere."""
         key = message.key
         if key.round < self.round:
@@ -647,7 +543,7 @@ class MoshpitPeer:
         )
         self._groups[named.group] = seat.allreduce
         effects: list[Effect] = []
-        if not self._trains_in(self.round + 1) and self._grid is not None:
+        if not self._trains_in(self.round + 1):
             # Nothing lies between this group and the next one: say so before others wonder.
             next_s = self._rendezvous.group_s or named.stall_s / 4
             effects = self._announce(Round(self.round + 1), next_s, now)
@@ -676,8 +572,10 @@ class MoshpitPeer:
 
     def _on_timer(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._replan_at is not None and self._replan_at <= now:
-            effects += self._replan(now)
+        if self._planner.replan_at is not None and self._planner.replan_at <= now:
+            next_round = Round(max(self.round, self._rendezvous.latest_round) + 1)
+            plan, effects = self._planner.replan(self._view, next_round)
+            effects += self._take_up(plan, now)
         training = self._training
         if training is not None and training.slip_at is not None and training.slip_at <= now:
             # Later than announced. Half of what it took so far is the best guess for the rest.
@@ -689,14 +587,9 @@ class MoshpitPeer:
             if seat.allreduce is not None:
                 effects += seat.allreduce.on_timer(now)
             elif seat.waits and seat.retry_at is not None and seat.retry_at <= now:
-                effects += self._retry(seat, now)
+                seat.unheard()
+                effects += self._arrive(seat, now)
         return effects
-
-    def _retry(self, seat: _Seat, now: float) -> list[Effect]:
-        seat.retries += 1
-        if seat.retries > RETRIES_MAX and seat.leader is not None and seat.leader != self.me:
-            seat.shunned[seat.leader] = None
-        return self._arrive(seat, now)
 
     def _on_view(self, event: ViewChanged, now: float) -> list[Effect]:
         self._view = event.view
@@ -706,7 +599,8 @@ class MoshpitPeer:
             for allreduce in self._groups.values():
                 effects += allreduce.on_lost(peer, now)
             effects += self._leave_leader(peer, now)
-        return effects + self._coordinate(now)
+        self._planner.on_view(self._view, now)
+        return effects
 
     def _on_link_lost(self, peer: PeerId, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -714,10 +608,7 @@ class MoshpitPeer:
             effects += allreduce.on_link_lost(peer, now)
         for seat in self._seats:
             if seat.waits and seat.leader == peer and peer in self._view:
-                # Once may be a broken connection; a leader lost twice is passed over.
-                if seat.retries:
-                    seat.shunned[peer] = None
-                seat.retries += 1
+                seat.cut_off()
                 effects += self._arrive(seat, now)
         return effects
 
@@ -733,47 +624,12 @@ class MoshpitPeer:
                 effects += self._arrive(seat, now)
         return effects
 
-    def _coordinate(self, now: float) -> list[Effect]:
-        """The living peer with the lowest id makes the plans."""
-        self._replan_at = None
-        if not self._view or next(iter(self._view)) != self.me:
-            return []
-        plan = self._newest_plan()
-        if plan is None:
-            return self._replan(now)
-        if set(plan.holders) != set(self._view):
-            self._replan_at = now + REPLAN_S
-        return []
-
-    def _newest_plan(self) -> Plan | None:
-        return self._newer or (self._grid.plan if self._grid else None)
-
-    def _replan(self, now: float) -> list[Effect]:
-        self._replan_at = None
-        old = self._newest_plan()
-        plan_id = PlanId(old.id.term + 1 if old else 1, self.me)
-        size_max = self.config.group_size_for(len(self._view))
-        latest = max(self.round, self._rendezvous.latest_round)
-        if old is None:
-            plan = first_plan(plan_id, self._view, size_max, Round(0))
-        else:
-            plan = next_plan(plan_id, old, self._view, size_max, Round(latest + 1))
-        report = Report(
-            "plan",
-            {
-                "term": plan.id.term,
-                "radices": plan.radices,
-                "peers": len(self._view),
-                "from_round": plan.from_round,
-            },
-        )
-        publish = Publish(Record(PLAN_KEY, tuple(plan.id), plan))
-        return [publish, report, *self._on_plan(plan, now)]
-
     def _on_learned(self, record: Record, now: float) -> list[Effect]:
         if record.key != PLAN_KEY or not isinstance(record.value, Plan):
             return []
-        return self._on_plan(record.value, now) + self._coordinate(now)
+        effects = self._on_plan(record.value, now)
+        self._planner.on_view(self._view, now)
+        return effects
 
     def _on_newer_plan(self, leader: PeerId, plan: Plan, now: float) -> list[Effect]:
         effects = self._on_plan(plan, now)
@@ -784,13 +640,16 @@ class MoshpitPeer:
         return effects
 
     def _on_plan(self, plan: Plan, now: float) -> list[Effect]:
-        newest = self._newest_plan()
-        if newest is not None and plan.id <= newest.id:
+        first = self._planner.newest is None
+        if not self._planner.learn(plan):
             return []
-        if newest is None and self.me not in plan.holders:
+        if first and self.me not in plan.holders:
             # The swarm began without me: it has a model that I do not have.
             self._tag_along = self._cells.weight == 0
-        self._newer = plan
+        return self._take_up(plan, now)
+
+    def _take_up(self, plan: Plan, now: float) -> list[Effect]:
+        """Send on who waits under an older plan, myself included."""
         if self.phase is Phase.WAITING:
             return self._meet(now)
         if plan.from_round > self.round:
@@ -798,19 +657,6 @@ class MoshpitPeer:
         effects = self._rendezvous.on_new_plan(grid_of(plan))
         waiting = self.phase is Phase.MEETING and all(seat.waits for seat in self._seats)
         return effects + (self._meet(now) if waiting else [])
-
-    def _adopt_plan(self) -> None:
-        plan = self._newer
-        if plan is None or (plan.from_round > self.round and self._grid is not None):
-            return
-        self._grid, self._newer = grid_of(plan), None
-        self._cells.assign(self._grid.cells_of.get(self.me, []))
-
-    def _waits_for(self, seat: _Seat) -> dict[str, object]:
-        """For `status`: what this seat waits for."""
-        if seat.allreduce is not None:
-            return {"group": str(seat.key), "version": seat.allreduce.named.version.counter}
-        return {"lobby": str(seat.key), "leader": seat.leader}
 
     def _restore(self, state: State) -> None:
         self.round = Round(state["round"])

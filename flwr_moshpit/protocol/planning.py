@@ -1,0 +1,86 @@
+"""Who makes the plan of the grid, and which plan a peer follows.
+
+The living peer with the lowest id is the coordinator. It numbers its plans upwards from the highest
+term it knows, so that of two coordinators, which exist while views differ, the later one wins
+everywhere. A peer follows one plan through a round and takes the newest up in the next.
+"""
+
+from __future__ import annotations
+
+from flwr_moshpit.config import Moshpit
+from flwr_moshpit.protocol.grid import Grid, first_plan, grid_of, next_plan
+from flwr_moshpit.protocol.machine import Effect, PeerId, Publish, Record, Report, Round, View
+from flwr_moshpit.protocol.messages import Plan, PlanId
+
+PLAN_KEY = ("plan",)
+
+REPLAN_S = 0.3
+"""The coordinator gathers changes of its view for this long before it makes a new plan."""
+
+
+class Planner:
+    """`grid` is the plan in force for this peer, None before the first one is known."""
+
+    def __init__(self, me: PeerId, config: Moshpit) -> None:
+        self.grid: Grid | None = None
+        self.replan_at: float | None = None
+        self._me = me
+        self._config = config
+        self._next: Plan | None = None
+
+    @property
+    def newest(self) -> Plan | None:
+        return self._next or (self.grid.plan if self.grid else None)
+
+    @property
+    def num_axes(self) -> int:
+        return self.grid.num_axes if self.grid else 1
+
+    def grid_of(self, plan: PlanId) -> Grid | None:
+        """The grid of a plan that I follow or shall follow: I may lead its lobbies already."""
+        if self.grid is not None and plan == self.grid.plan.id:
+            return self.grid
+        return grid_of(self._next) if self._next and plan == self._next.id else None
+
+    def learn(self, plan: Plan) -> bool:
+        """Whether `plan` is newer than all that I know."""
+        newest = self.newest
+        if newest is not None and plan.id <= newest.id:
+            return False
+        self._next = plan
+        return True
+
+    def adopt(self, round: Round) -> None:
+        """Follow the newest plan from now on, unless it rules only later rounds."""
+        plan = self._next
+        if plan is not None and (self.grid is None or plan.from_round <= round):
+            self.grid, self._next = grid_of(plan), None
+
+    def on_view(self, view: View, now: float) -> None:
+        """Replan if that is mine to do and somebody has no cell or a cell has nobody."""
+        self.replan_at = None
+        if not view or next(iter(view)) != self._me:
+            return
+        plan = self.newest
+        if plan is None:
+            self.replan_at = now
+        elif {*plan.holders} != {*view}:
+            self.replan_at = now + REPLAN_S
+
+    def replan(self, view: View, next_round: Round) -> tuple[Plan, list[Effect]]:
+        """A new plan for `view`, and what spreads it."""
+        self.replan_at = None
+        old = self.newest
+        plan_id = PlanId(old.id.term + 1 if old else 1, self._me)
+        size_max = self._config.group_size_for(len(view))
+        if old is None:
+            plan = first_plan(plan_id, view, size_max, Round(0))
+        else:
+            plan = next_plan(plan_id, old, view, size_max, next_round)
+        values = {
+            "term": plan_id.term,
+            "radices": plan.radices,
+            "peers": len(view),
+            "from_round": plan.from_round,
+        }
+        return plan, [Publish(Record(PLAN_KEY, tuple(plan_id), plan)), Report("plan", values)]
