@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from flwr_moshpit.protocol.machine import Vector
@@ -130,6 +131,41 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), attribute
 
 
+class Meter:
+    """Counts, inside a `with` block, the FLOPs of torch and the bytes that autograd saves."""
+
+    def __init__(self, own: Iterable[Tensor] = ()) -> None:
+        self._own = {tensor.data_ptr() for tensor in own}
+        """Of the model: autograd saves it too, but not in addition."""
+        self._saved: dict[int, int] = {}
+        self._counter = FlopCounterMode(display=False)
+        self._hooks = saved_tensors_hooks(self._count, lambda tensor: tensor)
+
+    def _count(self, tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in self._own:
+            # By storage: views of one tensor are saved once, and memory used again counts once.
+            storage = tensor.untyped_storage()
+            self._saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def __enter__(self) -> Meter:
+        self._counter.__enter__()  # type: ignore[no-untyped-call]
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+        self._counter.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @property
+    def flops(self) -> int:
+        return self._counter.get_total_flops()
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(self._saved.values())
+
+
 def model_cost(
     module: nn.Module,
     x: Any,
@@ -138,33 +174,21 @@ def model_cost(
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
 ) -> Cost:
     """Trains `module`, which is spoilt by it, on one batch, and counts."""
-    own = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-    saved: dict[int, int] = {}
-
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if tensor.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     optimizer = make_optimizer(module.parameters())
     module.train()
-    with FlopCounterMode(display=False) as counter:
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            value = loss(module(x), y)
-        value.backward()  # type: ignore[no-untyped-call]
+    with Meter([*module.parameters(), *module.buffers()]) as meter:
+        loss(module(x), y).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     states = (value for state in optimizer.state.values() for value in state.values())
     memory_bytes = (
         sum(_nbytes(p) + _nbytes(p.grad) for p in module.parameters())
         + sum(_nbytes(buffer) for buffer in module.buffers())
         + sum(_nbytes(value) for value in states)
-        + sum(saved.values())
+        + meter.saved_bytes
     )
-    num_examples = len(y)
     return Cost(
-        flops_per_example=counter.get_total_flops() / num_examples,
-        examples_per_step=num_examples,
+        flops_per_example=meter.flops / len(y),
+        examples_per_step=len(y),
         memory_bytes=memory_bytes,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flwr_moshpit.errors import MoshpitError, TrainerError
+from flwr_moshpit.errors import ConfigError, MoshpitError, TrainerError
 
 
 @dataclass(slots=True)
@@ -35,13 +35,16 @@ def user_code(call: Call, seed: int) -> Iterator[None]:
     """Run the user's code under `seed`.
 
     Whatever it raises becomes a TrainerError whose message names client and step in its first line
-    and holds the traceback, because causes do not survive the way back from a worker process.
+    and holds the traceback, because causes do not survive the way back from a worker process. A
+    package that is not installed is a matter of set-up, and a ConfigError.
     """
     with pinned(seed):
         try:
             yield
         except MoshpitError:
             raise
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{call}: {error}") from error
         except Exception as error:
             trace = "".join(traceback.format_exception(error)).rstrip()
             raise TrainerError(f"{call}: {type(error).__name__}: {error}\n{trace}") from error

@@ -1,0 +1,134 @@
+"""A ClientApp in this process: found, checked, and called as Flower's engine would call it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.flower.app import App, RunConfig, load_app
+from flwr_moshpit.flower.compat import ensure_identity, has_action, has_client_fn
+from flwr_moshpit.flower.messages import Config, Reply
+from flwr_moshpit.user_code import Call, user_code
+
+_RUN_ID = 1
+
+
+class InProcessApp:
+    """A ClientApp, or an app in a folder, of which only the latter can be pickled."""
+
+    def __init__(self, app: ClientApp | App | str | Path, run_config: RunConfig) -> None:
+        self._client_app: ClientApp | None = None
+        self._app: App | None = None
+        if isinstance(app, ClientApp):
+            self._client_app = app
+        else:
+            self._app = app if isinstance(app, App) else load_app(app)
+        own: Mapping[str, Any] = self._app.config if self._app is not None else {}
+        self.run_config: dict[str, Any] = {**own, **run_config}
+        """`context.run_config` of every client."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._app is None:
+            raise ConfigError(
+                "this ClientApp cannot travel to worker processes: use workers = 0, or give the "
+                "path of its app's folder instead"
+            )
+        return {**self.__dict__, "_client_app": None}
+
+    def client_app(self) -> ClientApp:
+        """The ClientApp, with its app's modules in place.
+
+        Raises ConfigError if there is none or it cannot train.
+        """
+        ensure_identity()
+        if self._app is not None:
+            self._app.activate()
+        if self._client_app is None:
+            assert self._app is not None
+            found = self._app.load(self._app.client_ref)
+            if not isinstance(found, ClientApp):
+                raise ConfigError(f"{self._app.client_ref!r} is no ClientApp but {found!r}")
+            self._client_app = found
+        if has_client_fn(self._client_app):
+            raise ConfigError(
+                "the ClientApp is made of a client_fn, which Flower has deprecated: register a "
+                "function with @app.train() instead"
+            )
+        if not has_action(self._client_app, "train"):
+            raise ConfigError("the ClientApp has no train function: register one with @app.train()")
+        return self._client_app
+
+    def server_app(self) -> ServerApp | None:
+        """The app's ServerApp, if it has one."""
+        if self._app is None or self._app.server_ref is None:
+            return None
+        found = self._app.load(self._app.server_ref)
+        return found if isinstance(found, ServerApp) else None
+
+    def has(self, category: str, action: str = "default") -> bool:
+        return has_action(self.client_app(), category, action)
+
+    def load(self, ref: str, key: str, instead: str) -> Any:
+        """What `ref`, the value of the setting `key`, means in the app's folder."""
+        if self._app is None:
+            raise ConfigError(f"{key} = {ref!r} needs an app in a folder: give `{instead}`")
+        return self._app.load(ref)
+
+    def context(self, client: int, num_clients: int) -> Context:
+        """A new one, with nothing in its state."""
+        node_config: dict[str, Any] = {"partition-id": client, "num-partitions": num_clients}
+        return Context(_RUN_ID, client + 1, node_config, RecordDict(), dict(self.run_config))
+
+    def call(
+        self,
+        message_type: str,
+        context: Context,
+        arrays: ArrayRecord,
+        config: Config,
+        call: Call,
+        seed: int,
+    ) -> Reply:
+        app = self.client_app()
+        content = RecordDict({"arrays": arrays, "config": config})
+        with user_code(call, seed):
+            reply = app(Message(content, context.node_id, message_type), context)
+        return Reply(reply, str(call))
+
+
+class Meter(Protocol):
+    """Counts what happens in a `with` block."""
+
+    @property
+    def flops(self) -> int: ...
+
+    @property
+    def saved_bytes(self) -> int: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+class _NoMeter:
+    flops = 0
+    saved_bytes = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+def new_meter() -> Meter:
+    """One of torch's operations if the app has imported torch, else one that counts nothing."""
+    if "torch" not in sys.modules:
+        return _NoMeter()
+    from flwr_moshpit import torch_model
+
+    return torch_model.Meter()

@@ -1,0 +1,341 @@
+"""`FlowerTrainer`: an unmodified Flower ClientApp, called in process as Flower's engine would."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+
+from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.flower.app import App, RunConfig
+from flwr_moshpit.flower.calls import InProcessApp, Meter, new_meter
+from flwr_moshpit.flower.initial import InitialModel, find_initial
+from flwr_moshpit.flower.messages import (
+    Config,
+    Reply,
+    array_record,
+    common_names,
+    mean_of,
+    scratch,
+)
+from flwr_moshpit.protocol.machine import Evaluated, GradientResult, Trained, Vector
+from flwr_moshpit.trainer import Cost
+from flwr_moshpit.user_code import Call, user_code
+from flwr_moshpit.vector import Layout
+
+EvaluateFn = Callable[[int, ArrayRecord], Any]
+"""As for Flower's `strategy.start(evaluate_fn=...)`: (server_round, arrays) -> MetricRecord."""
+
+_CLIENTS_EVALUATED = 10
+
+
+@dataclass(slots=True)
+class _Client:
+    """What a client keeps between two calls."""
+
+    context: Context
+    kept: dict[str, Any]
+    num_calls: int = 0
+    num_steps: int = 0
+
+
+class FlowerTrainer:
+    """A `Trainer` that calls a ClientApp's `@app.train` and `@app.evaluate` functions.
+
+    Each client has a `Context` of its own that persists, with `partition-id` and `num-partitions`
+    in its `node_config`. `local-steps` and `server-round` (the client's own count of calls) travel
+    in `msg.content["config"]`, beside the run config and what the app's server would send. An app
+    that does not look at `local-steps` keeps its own number of epochs and gets one warning.
+
+    Parameters
+    ----------
+    app : ClientApp, App or str
+        A ClientApp, or an app in a folder as `load_app` gives it or finds it. Only the latter can
+        travel to worker processes.
+    run_config : mapping, optional
+        `context.run_config`, over the app's own `[tool.flwr.app.config]`. These keys, all of them
+        optional, are ours:
+
+        initial-model = "module:callable"
+            See `initial`.
+        evaluate-fn = "module:callable"
+            See `evaluate`.
+        exclude = "*.bn.* head.*"
+            See `exclude`.
+        examples-per-step = 16
+            Examples in every local step, where that is certain. Training then need not be waited
+            for to know how long it takes in virtual time; it is checked against `num-examples`.
+        flops-per-example = 1.2e6
+            Forward and backward, for the virtual clock. Otherwise counted by torch in a call of
+            one step, and without torch 6 per parameter.
+        lr = 0.05 (or learning-rate)
+            The learning rate of `@app.train`.
+    initial : callable, optional
+        () or (run_config) -> a torch module, a state_dict, an ArrayRecord, or arrays by name or in
+        a list. Without it: `initial-model`, then `@app.query("initial")`, then what the app's own
+        ServerApp first sends; see `flower.initial.find_initial`.
+    evaluate : callable, optional
+        (server_round, arrays: ArrayRecord) -> MetricRecord, on the test data of the whole task, as
+        one gives it to Flower's `strategy.start(evaluate_fn=...)`. Without it the mean of
+        `@app.evaluate` over up to 10 clients takes its place.
+    exclude : patterns of names
+        Arrays that each client keeps for itself, as in `Layout.of`.
+
+    R-FAST needs gradients: a reply of `@app.train("gradient")` holds under "arrays" the mean
+    gradient over one batch at the given parameters (arrays without one may be missing) and
+    `num-examples`. An app without it that takes `local-steps` and plain SGD steps of a known `lr`
+    serves as well: the gradient is then the change that one step makes, divided by -lr.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp | App | str | Path,
+        run_config: RunConfig | None = None,
+        *,
+        initial: InitialModel | None = None,
+        evaluate: EvaluateFn | None = None,
+        exclude: Iterable[str] = (),
+    ) -> None:
+        self._calls = InProcessApp(app, run_config or {})
+        self._run_config = self._calls.run_config
+        self._initial = initial
+        self._evaluate_fn = evaluate
+        given = [exclude] if isinstance(exclude, str) else list(exclude)
+        listed = str(self._run_config.get("exclude", "")).replace(",", " ").split()
+        self._exclude = [*given, *listed]
+        self._num_clients = 0
+        self._dtype: str | None = None
+        self._found: dict[str, Any] | None = None
+        self._train_config: Mapping[str, Any] = {}
+        self._layout: Layout | None = None
+        self._clients: dict[int, _Client] = {}
+        self._cost: Cost | None = None
+        self._reads_steps = True
+        """Whether the app looked at local-steps when it last trained."""
+        self._warned: dict[str, None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_clients": {}}
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of `@app.train`, where `lr` or `learning-rate` tells."""
+        config = {**self._train_config, **self._run_config}
+        rate = config.get("lr", config.get("learning-rate"))
+        return None if rate is None else float(rate)
+
+    @property
+    def layout(self) -> Layout:
+        if self._layout is None:
+            layout = Layout.of(self._first(), exclude=self._exclude)
+            self._layout = layout.with_dtype(self._dtype)
+        return self._layout
+
+    def prepare(self, num_clients: int, dtype: str | None = None) -> None:
+        """Start anew with `num_clients` clients. `dtype` is the vector's; the app gets its own."""
+        if num_clients < 1:
+            raise ConfigError(f"there must be at least 1 client, not {num_clients}")
+        self._num_clients = num_clients
+        self._dtype = dtype
+        self._clients = {}
+        self._layout = None
+
+    def initial_params(self, seed: int) -> Vector:
+        return self.layout.flatten(self._initial_arrays(seed))
+
+    def cost(self) -> Cost:
+        """As the config says or as a call of `@app.train` with one step on client 0 was seen.
+
+        Memory is three times the parameters (with gradients and optimizer state) and, with torch,
+        what autograd saves. The call leaves no trace in the client's context.
+        """
+        if self._cost is None:
+            flops = self._run_config.get("flops-per-example")
+            size = self._run_config.get("examples-per-step")
+            num_examples, meter = self._probe(1)
+            flops = flops or meter.flops / max(1, num_examples)
+            if self._reads_steps and size is None and self._probe(2)[0] == num_examples:
+                self._warn(
+                    "the app reports the same num-examples for 1 and 2 local steps: weights and "
+                    "virtual time go by it, so it should count the examples gone over"
+                )
+            self._cost = Cost(
+                flops_per_example=float(flops or 6 * self.layout.dim),
+                examples_per_step=int(size or max(1, num_examples)),
+                memory_bytes=3 * self.layout.dim * self.layout.dtype.itemsize + meter.saved_bytes,
+            )
+        return self._cost
+
+    def examples(self, client: int, num_steps: int) -> int | None:
+        """Known if the config has `examples-per-step`."""
+        size = self._run_config.get("examples-per-step")
+        return None if size is None else num_steps * int(size)
+
+    def train(self, client: int, params: Vector, num_steps: int, seed: int) -> Trained:
+        if num_steps == 0:
+            return Trained(params, 0)
+        trained = self._train(client, params, num_steps, seed)
+        expected = self.examples(client, num_steps)
+        if expected is not None and trained.num_examples != expected:
+            raise ConfigError(
+                f"examples-per-step says {expected} examples in {num_steps} steps, but client "
+                f"{client} reports num-examples = {trained.num_examples}: correct or remove the key"
+            )
+        if not self._reads_steps:
+            self._warn(
+                "the app does not look at local-steps in the message's config: its clients train "
+                "for their own number of epochs"
+            )
+        return trained
+
+    def _train(self, client: int, params: Vector, num_steps: int, seed: int) -> Trained:
+        state = self._client(client)
+        reply = self._call("train", client, params, seed, num_steps)
+        named = {**state.kept, **reply.arrays(self.layout)}
+        trained = Trained(self.layout.flatten(named), reply.num_examples(), reply.metrics())
+        state.kept = self.layout.kept(named)
+        state.num_steps += num_steps
+        return trained
+
+    def gradient(self, client: int, params: Vector, seed: int) -> GradientResult:
+        if not self._calls.has("train", "gradient"):
+            return self._step_as_gradient(client, params, seed)
+        state = self._client(client)
+        reply = self._call("train.gradient", client, params, seed, 1)
+        zeros = {spec.name: np.zeros(spec.shape, "float32") for spec in self.layout.averaged}
+        named = {**zeros, **state.kept, **reply.arrays(self.layout, optional=True)}
+        gradient = self.layout.flatten(named)
+        state.kept = self.layout.kept(named)
+        state.num_steps += 1
+        return GradientResult(gradient, reply.num_examples(), reply.metrics())
+
+    def corrected_steps(
+        self,
+        client: int,
+        params: Vector,
+        correction: Vector,
+        num_steps: int,
+        learning_rate: float,
+        seed: int,
+    ) -> GradientResult:
+        """`num_steps` calls of `gradient`, since an app's own steps cannot be corrected."""
+        y = np.array(params)
+        total = np.zeros_like(y)
+        num_examples = 0
+        metrics: Mapping[str, float] = {}
+        for step in range(num_steps):
+            # One seed for every step would draw one batch for every step.
+            found = self.gradient(client, y, seed + step)
+            total += found.gradient
+            y -= learning_rate * (found.gradient + correction)
+            num_examples += found.num_examples
+            metrics = found.metrics
+        return GradientResult(total / max(1, num_steps), num_examples, metrics)
+
+    def evaluate(self, params: Vector, client: int | None = None) -> Evaluated:
+        """Clients' contexts stay as they were: looking more often changes nothing."""
+        if client is not None:
+            return self._evaluate_client(client, params)
+        function = self._evaluate_fn
+        ref = self._run_config.get("evaluate-fn")
+        if function is None and ref is not None:
+            function = self._calls.load(str(ref), "evaluate-fn", "evaluate=")
+        if function is None:
+            count = min(self._num_clients, _CLIENTS_EVALUATED)
+            some = [index * self._num_clients // count for index in range(count)]
+            return mean_of([self._evaluate_client(client, params) for client in some])
+        kept = self.layout.kept(self._first())
+        with user_code(Call(None), seed=0):
+            found = function(0, array_record(self.layout.unflatten(params, kept)))
+        metrics = dict(found or {})
+        return Evaluated(int(metrics.get("num-examples", 1)), common_names(metrics.items()))
+
+    def _evaluate_client(self, client: int, params: Vector) -> Evaluated:
+        if not self._calls.has("evaluate"):
+            return Evaluated(0)
+        reply = self._call("evaluate", client, params, 0, None, trace=False)
+        return Evaluated(reply.num_examples(), reply.metrics())
+
+    def _step_as_gradient(self, client: int, params: Vector, seed: int) -> GradientResult:
+        rate = self.learning_rate
+        trained = self._train(client, params, 1, seed) if rate is not None else None
+        if trained is None or rate is None or not self._reads_steps:
+            raise ConfigError(
+                'the app gives no gradients: register @app.train("gradient"), or let @app.train '
+                'take msg.content["config"]["local-steps"] steps of plain SGD with the learning '
+                "rate `lr` of the run config"
+            )
+        gradient = (params - trained.params) / rate
+        return GradientResult(gradient, trained.num_examples, trained.metrics)
+
+    def _probe(self, num_steps: int) -> tuple[int, Meter]:
+        """Train on client 0 in a context that is thrown away."""
+        params = self.layout.flatten(self._first())
+        self._calls.client_app()  # whose modules import torch, or do not
+        meter = new_meter()
+        with meter:
+            reply = self._call("train", 0, params, 0, num_steps, trace=False)
+        return reply.num_examples(), meter
+
+    def _call(
+        self,
+        message_type: str,
+        client: int,
+        params: Vector,
+        seed: int,
+        num_steps: int | None,
+        trace: bool = True,
+    ) -> Reply:
+        """One message to the app; without `trace` the client's context stays as it was."""
+        state = self._client(client)
+        context = state.context if trace else scratch(state.context)
+        state.num_calls += trace
+        values = {**self._run_config, **self._train_config}
+        config = Config(values, num_steps, max(1, state.num_calls))
+        arrays = array_record(self.layout.unflatten(params, state.kept))
+        call = Call(client, None if num_steps is None else state.num_steps + 1)
+        reply = self._calls.call(message_type, context, arrays, config, call, seed)
+        if message_type == "train":
+            self._reads_steps = config.steps_were_read
+        return reply
+
+    def _client(self, client: int) -> _Client:
+        if client not in self._clients:
+            if not 0 <= client < self._num_clients:
+                raise ConfigError(
+                    f"client {client} is not one of the {self._num_clients} that `prepare` was "
+                    "told of"
+                )
+            context = self._calls.context(client, self._num_clients)
+            self._clients[client] = _Client(context, self.layout.kept(self._first()))
+        return self._clients[client]
+
+    def _first(self) -> dict[str, Any]:
+        """The initial arrays under seed 0: their names, and what clients keep at first."""
+        if self._found is None:
+            self._found = self._initial_arrays(0)
+        return self._found
+
+    def _initial_arrays(self, seed: int) -> dict[str, Any]:
+        with user_code(Call(None), seed):
+            found = find_initial(self._calls, self._initial, max(1, self._num_clients))
+        self._train_config = found.train_config
+        layout = Layout.of(found.arrays)
+        for spec in layout.averaged:
+            if spec.dtype == "bfloat16":
+                raise ConfigError(
+                    f"array {spec.name!r} is of bfloat16, which Flower's messages cannot carry: "
+                    "give it as float32"
+                )
+        return layout.unflatten(layout.flatten(found.arrays), layout.kept(found.arrays))
+
+    def _warn(self, what: str) -> None:
+        if what not in self._warned:
+            self._warned[what] = None
+            warnings.warn(what, stacklevel=3)

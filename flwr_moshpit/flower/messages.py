@@ -1,0 +1,155 @@
+"""The messages that a ClientApp gets and gives, as flat vectors see them."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from flwr_moshpit.errors import TrainerError
+from flwr_moshpit.protocol.machine import Evaluated
+from flwr_moshpit.vector import Layout
+
+# Flower's apps choose the names of their metrics; these are what their templates use.
+_PREFIXES = ("train", "eval", "test", "val", "valid")
+_ACCURACY = ("acc", "accuracy")
+
+
+class Config(ConfigRecord):
+    """A message's config, which knows whether the app looked for the number of local steps."""
+
+    def __init__(self, values: Mapping[str, Any], num_steps: int | None, server_round: int) -> None:
+        super().__init__({name: value for name, value in values.items() if value is not None})
+        self.steps_were_read = False
+        if num_steps is not None:
+            self["local-steps"] = num_steps
+        self["server-round"] = server_round
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "local-steps":
+            self.steps_were_read = True
+        return super().__getitem__(key)
+
+
+def array_record(arrays: Mapping[str, Any]) -> ArrayRecord:
+    """Flower's form of ndarrays, by one copy of each."""
+    return ArrayRecord({name: _array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def _array(array: np.ndarray[Any, Any]) -> Array:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+    )
+    # `Array(array)` would copy the data twice, in `numpy.save` and out of its buffer.
+    body = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    data = b"".join((header.getvalue(), body.data))
+    return Array(str(array.dtype), array.shape, "numpy.ndarray", data)
+
+
+def scratch(context: Context) -> Context:
+    """A copy of `context`: what an app stores in its state is gone afterwards."""
+    state = RecordDict({name: record.copy() for name, record in context.state.items()})
+    return Context(
+        context.run_id,
+        context.node_id,
+        dict(context.node_config),
+        state,
+        dict(context.run_config),
+        context.series_id,
+    )
+
+
+class Reply:
+    """What a ClientApp answered. `whose` begins the message of every error."""
+
+    def __init__(self, reply: object, whose: str) -> None:
+        self._whose = whose
+        if not isinstance(reply, Message):
+            raise self._error(f"returned {type(reply).__name__} instead of a Message")
+        if reply.has_error():
+            raise self._error(f"answered with an error: {reply.error.reason}")
+        self._content = reply.content
+
+    def _error(self, what: str) -> TrainerError:
+        return TrainerError(f"{self._whose}: the ClientApp {what}")
+
+    def arrays(self, layout: Layout, optional: bool = False) -> Mapping[str, Array]:
+        """The reply's arrays, with names and shapes of `layout`.
+
+        Arrays that the client keeps may be missing; `optional` ones too, but not all of them.
+        """
+        records = self._content.array_records
+        if not records:
+            raise self._error('returned no ArrayRecord: its reply needs "arrays"')
+        if len(records) > 1 and "arrays" not in records:
+            names = ", ".join(records)
+            raise self._error(f'returned several ArrayRecords, none named "arrays": {names}')
+        arrays = records["arrays"] if "arrays" in records else next(iter(records.values()))
+        shapes = {spec.name: spec.shape for spec in layout.averaged}
+        for name, array in arrays.items():
+            if name in layout.kept_names:
+                continue
+            if name not in shapes:
+                raise self._error(
+                    f"returned an array {name!r} that is unknown; there are: {', '.join(shapes)}"
+                )
+            if tuple(array.shape) != shapes[name]:
+                raise self._error(
+                    f"returned array {name!r} with shape {tuple(array.shape)} instead of "
+                    f"{shapes[name]}"
+                )
+        if optional and any(name in arrays for name in shapes):
+            return arrays
+        for name in shapes:
+            if name not in arrays:
+                raise self._error(f"returned no array {name!r}")
+        return arrays
+
+    def num_examples(self) -> int:
+        for record in self._content.metric_records.values():
+            if "num-examples" not in record:
+                continue
+            value = record["num-examples"]
+            if isinstance(value, list) or not (math.isfinite(value) and value >= 0):
+                raise self._error(f"returned num-examples = {value!r}, which is no count")
+            return int(value)
+        raise self._error('returned no "num-examples" in a MetricRecord')
+
+    def metrics(self) -> dict[str, float]:
+        """The other metrics that are single numbers, under common names."""
+        return common_names(
+            (name, value)
+            for record in self._content.metric_records.values()
+            for name, value in record.items()
+        )
+
+
+def common_names(metrics: Iterable[tuple[str, Any]]) -> dict[str, float]:
+    """Single numbers, with "loss" and "accuracy" for what apps call "train_loss" or "eval_acc"."""
+    named: dict[str, float] = {}
+    for name, value in metrics:
+        if name == "num-examples" or isinstance(value, (list, bytes, str)):
+            continue
+        words = name.lower().replace("-", "_").split("_")
+        word = words[-1] if len(words) == 2 and words[0] in _PREFIXES else name.lower()
+        common = "accuracy" if word in _ACCURACY else "loss" if word == "loss" else name
+        named.setdefault(common, float(value))
+    return named
+
+
+def mean_of(results: Sequence[Evaluated]) -> Evaluated:
+    """The mean of what several clients measured, weighted by their examples."""
+    num_examples = sum(result.num_examples for result in results)
+    if num_examples == 0:
+        return Evaluated(0)
+    names = [name for name in results[0].metrics if all(name in r.metrics for r in results)]
+    means = {
+        name: sum(r.metrics[name] * r.num_examples for r in results) / num_examples
+        for name in names
+    }
+    return Evaluated(num_examples, means)
