@@ -7,7 +7,8 @@ None of it is a protocol: machines hold these as attributes and join their effec
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,6 +51,15 @@ def frozen(vector: Vector) -> Vector:
     return vector
 
 
+def usable(vector: Vector) -> bool:
+    """Whether all elements are finite, and so small that no mean of such vectors can overflow."""
+    if vector.size == 0:
+        return True
+    limit = float(np.finfo(vector.dtype).max) / 4
+    # A NaN makes both of them NaN, which is not below anything.
+    return float(vector.max()) <= limit and -float(vector.min()) <= limit
+
+
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
     """sum(w x) / sum(w) in the given order, summed in float64; the plain mean if all w are 0.
 
@@ -61,6 +71,39 @@ def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector
     for vector, share in zip(vectors, shares, strict=True):
         mean += share * vector
     return frozen(mean.astype(vectors[0].dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """When the stages of a round began, in the driver's seconds."""
+
+    local: float
+    wait: float
+    """Own local steps done."""
+    exchange: float
+    """The others there too, as far as they are waited for. Gossip cannot tell waiting for a
+    neighbour from waiting for its model's last byte: there all of it is waiting."""
+
+    def report(
+        self, now: float, round_: int, *, contributors: int, weight: float, bytes_sent: int
+    ) -> Report:
+        """The report of a round that ends now with all of the vector averaged.
+
+        weight: the contributors' examples; bytes_sent: parameters only, by this peer.
+        """
+        return Report(
+            "round",
+            {
+                "round": round_,
+                "coverage": 1.0,
+                "contributors": contributors,
+                "weight": weight,
+                "bytes_sent": bytes_sent,
+                "wait_s": self.exchange - self.wait,
+                "allreduce_s": now - self.exchange,
+                "duration_s": now - self.local,
+            },
+        )
 
 
 class Backoff:
@@ -147,7 +190,7 @@ class Worker:
 
     def stop(self) -> list[Effect]:
         self.stopped = True
-        return self.cancel()
+        return [*self.cancel(), *self.finish()]
 
     def finish(self) -> list[Effect]:
         """`Finish`, once for every `Start`."""
@@ -200,7 +243,7 @@ class Worker:
             return f"shape {params.shape} instead of {self.params.shape}"
         if params.dtype != self.params.dtype:
             return f"dtype {params.dtype} instead of {self.params.dtype}"
-        return "" if np.isfinite(params).all() else "not finite"
+        return "" if usable(params) else "not finite, or too large to be summed"
 
     def refuse(self, peer: PeerId, reason: str) -> Report:
         count = self._num_refused.get(peer, 0) + 1
@@ -218,6 +261,7 @@ class Worker:
         """Go on from another peer's round and model; what was trained in this round is given up."""
         self.round = reply.round
         self.base = self.params = frozen(reply.params)
+        self.bytes_sent = 0
         return self.cancel()
 
     def advance(self, params: Vector) -> None:
@@ -240,11 +284,16 @@ class CatchUp:
     """A restarted peer asks one of the living where they are before it trains.
 
     Whoever is asked answers at once, so two that ask each other cannot wait for ever. Asks the
-    next, in random order, when one is lost or silent, and gives up after the last.
+    next, in random order, when one is lost or silent, and goes on as it is after the last.
     """
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(
+        self, rng: np.random.Generator, restarted: bool, then: Callable[[float], list[Effect]]
+    ) -> None:
+        """`then(now)`: what to do when there is nothing, or nobody, to ask."""
         self._rng = rng
+        self._restarted = restarted
+        self._then = then
         self._donors: list[PeerId] = []
         self._asked: PeerId | None = None
         self._backoff = Backoff(STATE_RETRY_S)
@@ -258,27 +307,36 @@ class CatchUp:
         return self._backoff.deadline
 
     def begin(self, peers: Sequence[PeerId], now: float) -> list[Effect]:
-        """Ask the first of `peers`, shuffled; nothing, and not active, if there are none."""
-        self._donors = [peers[k] for k in self._rng.permutation(len(peers))]
-        self._backoff.arm(now)
-        return self._next()
+        """Ask the first of `peers`, shuffled; only once, and only if this peer restarted."""
+        if self._restarted:
+            self._restarted = False
+            self._donors = [peers[k] for k in self._rng.permutation(len(peers))]
+            self._backoff.arm(now)
+        return self._next(now)
 
-    def on_lost(self, peer: PeerId) -> list[Effect]:
+    def on_lost(self, peer: PeerId, now: float) -> list[Effect]:
         if peer in self._donors:
             self._donors.remove(peer)
-        return self._next() if peer == self._asked else []
+        return self._next(now) if peer == self._asked else []
 
     def on_timer(self, now: float) -> list[Effect]:
-        return self._next() if self.active and self._backoff.due(now) else []
+        return self._next(now) if self.active and self._backoff.due(now) else []
 
-    def end(self) -> None:
+    def end(self, now: float) -> list[Effect]:
+        """An answer came that changes nothing; nothing to do if none was asked for."""
+        if not self.active:
+            return []
+        self._donors = []
+        return self._next(now)
+
+    def cancel(self) -> None:
         self._asked = None
         self._backoff.clear()
 
-    def _next(self) -> list[Effect]:
+    def _next(self, now: float) -> list[Effect]:
         if not self._donors:
-            self.end()
-            return []
+            self.cancel()
+            return self._then(now)
         self._asked = self._donors.pop(0)
         return [Send(self._asked, StateRequest())]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from flwr_moshpit.config import FedAvg
-from flwr_moshpit.protocol.baselines.common import Backoff, Worker, weighted_mean
+from flwr_moshpit.protocol.baselines.common import Backoff, RoundTimes, Worker, weighted_mean
 from flwr_moshpit.protocol.baselines.messages import ClientUpdate, GlobalModel
 from flwr_moshpit.protocol.machine import (
     ComputeDone,
@@ -188,18 +188,12 @@ class _Server:
         answers = [self._answers[client] for client in self._sampled if client in self._answers]
         weights = [answer.num_examples for answer in answers]
         self._made_by = (len(answers), sum(weights))
-        report = Report(
-            "round",
-            {
-                "round": worker.round,
-                "coverage": 1.0,
-                "contributors": len(answers),
-                "weight": sum(weights),
-                "bytes_sent": worker.bytes_sent,
-                "wait_s": now - self._opened_s,
-                "allreduce_s": 0.0,
-                "duration_s": now - self._opened_s,
-            },
+        report = RoundTimes(self._opened_s, self._opened_s, now).report(
+            now,
+            worker.round,
+            contributors=len(answers),
+            weight=sum(weights),
+            bytes_sent=worker.bytes_sent,
         )
         worker.advance(weighted_mean([answer.params for answer in answers], weights))
         self._sampled = ()
@@ -288,16 +282,10 @@ class _Client:
         return [*effects, worker.send(SERVER, self._update)]
 
     def _report(self, finished: int, model: GlobalModel, now: float) -> Report:
-        return Report(
-            "round",
-            {
-                "round": finished,
-                "coverage": 1.0,
-                "contributors": model.contributors,
-                "weight": model.weight,
-                "bytes_sent": self._worker.bytes_sent,
-                "wait_s": now - self._sent_s,
-                "allreduce_s": 0.0,
-                "duration_s": now - self._begun_s,
-            },
+        return RoundTimes(self._begun_s, self._sent_s, now).report(
+            now,
+            finished,
+            contributors=model.contributors,
+            weight=model.weight,
+            bytes_sent=self._worker.bytes_sent,
         )

@@ -1,0 +1,473 @@
+"""Rounds of local steps and an all-reduce, for ring all-reduce SGD and for random groups.
+
+Every peer tells its coordinator, the first of its group, when its local steps are done. When all
+are there the coordinator names the ring and everybody reduces around it. Stated rules:
+
+- Whoever is in the coordinator's view when a ring could be named is waited for, however slow.
+- A member that is lost voids the attempt: the coordinator names a ring of the others, and the
+  all-reduce begins again. Nobody keeps a part of a void attempt, so no model is a patchwork.
+- Whoever finished a round does not do it again: it gives its result to those still in it.
+- A lost coordinator is replaced by the next of the group. Peers under different views may for a
+  round average in two rings; the next round brings them together.
+- A peer that restarts asks one of the living for the model and the round of the moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from flwr_moshpit.protocol.baselines.common import (
+    STATE_RETRY_S,
+    Backoff,
+    CatchUp,
+    RoundTimes,
+    Worker,
+    earliest,
+)
+from flwr_moshpit.protocol.baselines.messages import (
+    Ask,
+    Broken,
+    Chunk,
+    Elsewhere,
+    Ready,
+    Ring,
+    StateReply,
+    StateRequest,
+)
+from flwr_moshpit.protocol.baselines.ring_reduce import RingReduce
+from flwr_moshpit.protocol.machine import (
+    ComputeDone,
+    ComputeFailed,
+    Effect,
+    Event,
+    LinkLost,
+    Message,
+    PeerId,
+    Received,
+    Send,
+    Start,
+    State,
+    Stop,
+    TimerFired,
+    Vector,
+    ViewChanged,
+)
+
+GroupOf = Callable[[Sequence[PeerId], PeerId, int], Sequence[PeerId]]
+"""(living peers in order, peer, round) -> that peer's group, the coordinator first."""
+
+
+class CollectivePeer:
+    """idle -> (catching up) -> training -> waiting (ready, no ring) -> reducing -> training ...
+
+    From every phase a newer state of another peer leads to training, in that peer's round.
+    """
+
+    def __init__(
+        self, worker: Worker, group_of: GroupOf, rng: np.random.Generator, incarnation: int
+    ) -> None:
+        self._worker = worker
+        self._group_of = group_of
+        self._catch_up = CatchUp(rng, incarnation > 0, self._begin)
+        self._backoff = Backoff()
+        self._slow_backoff = Backoff(STATE_RETRY_S)
+        self._phase = "idle"
+        self._times = RoundTimes(0.0, 0.0, 0.0)
+        self._ready: dict[PeerId, Ready] = {}
+        # Not waited for in this round; True if it should get the round's result.
+        self._absent: dict[PeerId, bool] = {}
+        self._attempt = 0
+        self._ring: Ring | None = None
+        self._reduce: RingReduce | None = None
+        self._early: list[tuple[PeerId, Chunk]] = []
+
+    @property
+    def deadline(self) -> float | None:
+        return earliest(
+            self._catch_up.deadline, self._backoff.deadline, self._slow_backoff.deadline
+        )
+
+    @property
+    def params(self) -> Vector:
+        return self._worker.params
+
+    @property
+    def weight(self) -> float:
+        return self._worker.weight
+
+    def snapshot(self) -> State:
+        return self._worker.snapshot()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Start():
+                return self._on_start(event, now)
+            case Received(src, message):
+                return self._on_message(src, message, now)
+            case ComputeDone() | ComputeFailed():
+                return self._on_trained(event, now)
+            case ViewChanged():
+                return self._on_view(event, now)
+            case LinkLost(peer):
+                effects = self._catch_up.on_lost(peer, now)
+                return [*effects, *self._without(peer, now, owed=True)]
+            case TimerFired():
+                return self._on_timer(now)
+            case Stop():
+                return self._on_stop()
+            case _:
+                return []
+
+    # The round's course
+
+    def _on_start(self, event: Start, now: float) -> list[Effect]:
+        self._worker.start(event)
+        if self._phase != "idle" or self._catch_up.active:
+            return []
+        return self._catch_up.begin(self._worker.others(), now)
+
+    def _begin(self, now: float) -> list[Effect]:
+        worker = self._worker
+        self._absent = {}
+        self._attempt = 0
+        self._ring = self._reduce = None
+        self._early = []
+        self._backoff.clear()
+        self._slow_backoff.clear()
+        self._ready = {peer: r for peer, r in self._ready.items() if r.round >= worker.round}
+        if worker.done or not worker.started:
+            self._phase = "idle"
+            return worker.finish() if worker.done else []
+        self._phase = "training"
+        self._times = RoundTimes(now, now, now)
+        return worker.train()
+
+    def _on_trained(self, event: ComputeDone | ComputeFailed, now: float) -> list[Effect]:
+        worker = self._worker
+        result, effects = worker.trained(event)
+        if result is None:
+            return effects
+        worker.params = result.params
+        worker.weight = float(result.num_examples)
+        self._phase = "waiting"
+        self._times = RoundTimes(self._times.local, now, now)
+        self._backoff.arm(now)
+        return [*effects, *self._announce(now)]
+
+    def _announce(self, now: float) -> list[Effect]:
+        """Tell the coordinator that this peer is ready, or name the ring if that is this peer."""
+        worker = self._worker
+        coordinator = self._group()[0]
+        if coordinator == worker.peer:
+            return self._name_if_complete(now)
+        return [Send(coordinator, self._my_ready())]
+
+    def _my_ready(self) -> Ready:
+        worker = self._worker
+        return Ready(worker.round, worker.weight, worker.params.size, worker.schema)
+
+    def _group(self) -> list[PeerId]:
+        worker = self._worker
+        group = self._group_of(list(worker.view), worker.peer, worker.round)
+        return [peer for peer in group if peer not in self._absent]
+
+    def _is_ready(self, peer: PeerId) -> bool:
+        ready = self._ready.get(peer)
+        return ready is not None and ready.round == self._worker.round
+
+    def _name_if_complete(self, now: float) -> list[Effect]:
+        worker = self._worker
+        group = self._group()
+        if self._phase != "waiting" or group[0] != worker.peer or self._missing(group):
+            return []
+        # Whoever came by another view is welcome too.
+        extra = [p for p in sorted(self._ready) if self._is_ready(p) and p not in group]
+        members = group + [p for p in extra if p in worker.view and p not in self._absent]
+        weights = [worker.weight if p == worker.peer else self._ready[p].weight for p in members]
+        self._attempt += 1
+        ring = Ring(worker.round, self._attempt, worker.peer, tuple(members), tuple(weights))
+        tell: list[Effect] = [Send(peer, ring) for peer in members if peer != worker.peer]
+        return tell + self._enter(ring, now)
+
+    def _missing(self, group: list[PeerId]) -> list[PeerId]:
+        return [p for p in group if p != self._worker.peer and not self._is_ready(p)]
+
+    def _enter(self, ring: Ring, now: float) -> list[Effect]:
+        worker = self._worker
+        if self._phase == "waiting":
+            self._times = RoundTimes(self._times.local, self._times.wait, now)
+        self._phase = "reducing"
+        self._backoff.clear()
+        self._slow_backoff.arm(now)
+        self._attempt = ring.attempt
+        self._ring = ring
+        self._reduce = RingReduce(ring.members.index(worker.peer), ring.weights, worker.params)
+        if self._reduce.num_steps == 0:
+            return self._complete(now)
+        effects = self._send_chunk(0)
+        early, self._early = self._early, []
+        for src, chunk in early:
+            effects += self._on_chunk(src, chunk, now)
+        return effects
+
+    def _send_chunk(self, step: int) -> list[Effect]:
+        assert self._ring is not None
+        assert self._reduce is not None
+        ring = self._ring
+        data = self._reduce.outgoing(step)
+        chunk = Chunk(ring.round, ring.attempt, ring.coordinator, step, data)
+        return [self._worker.send(self._beside(1), chunk)]
+
+    def _beside(self, offset: int) -> PeerId:
+        """The member before (-1) or after (1) this one on the ring."""
+        assert self._ring is not None
+        members = self._ring.members
+        return members[(members.index(self._worker.peer) + offset) % len(members)]
+
+    def _complete(self, now: float) -> list[Effect]:
+        worker = self._worker
+        assert self._ring is not None
+        assert self._reduce is not None
+        assert self._reduce.result is not None
+        ring = self._ring
+        effects: list[Effect] = [
+            self._times.report(
+                now,
+                worker.round,
+                contributors=len(ring.members),
+                weight=sum(ring.weights),
+                bytes_sent=worker.bytes_sent,
+            )
+        ]
+        worker.advance(self._reduce.result)
+        if ring.coordinator == worker.peer:
+            owed = [p for p, owed in self._absent.items() if owed and p in worker.view]
+            effects += [worker.state_reply(peer) for peer in owed]
+        return effects + self._begin(now)
+
+    # What others say
+
+    def _on_message(self, src: PeerId, message: Message, now: float) -> list[Effect]:
+        match message:
+            case Ready():
+                return self._on_ready(src, message, now)
+            case Ring():
+                return self._on_ring(src, message, now)
+            case Chunk():
+                return self._on_chunk(src, message, now)
+            case Broken():
+                return self._on_broken(src, message, now)
+            case Ask(round_):
+                return self._on_ask(src, round_)
+            case Elsewhere(round_, own_round):
+                effects = self._behind(src, own_round)
+                here = round_ == self._worker.round
+                return [*effects, *(self._without(src, now, owed=False) if here else [])]
+            case StateRequest():
+                return [self._worker.state_reply(src)]
+            case StateReply():
+                return self._on_state(src, message, now)
+            case _:
+                return []
+
+    def _on_ready(self, src: PeerId, ready: Ready, now: float) -> list[Effect]:
+        worker = self._worker
+        flaw = worker.flaw(worker.params, ready.weight, ready.schema)
+        if not flaw and ready.dim != worker.params.size:
+            flaw = f"dimension {ready.dim} instead of {worker.params.size}"
+        if flaw:
+            return [worker.refuse(src, flaw), *self._without(src, now, owed=True)]
+        if ready.round < worker.round:
+            return [worker.state_reply(src)]
+        self._ready[src] = ready
+        if worker.finished:
+            return [Send(src, Elsewhere(ready.round, worker.round))]
+        if ready.round > worker.round:
+            return self._behind(src, ready.round)
+        return self._name_if_complete(now)
+
+    def _behind(self, src: PeerId, round_: int) -> list[Effect]:
+        """Ask `src` for its state if this peer is so late that the others went on without it."""
+        worker = self._worker
+        if not worker.started or worker.finished or self._catch_up.active:
+            return []
+        # Others may be one round ahead while the last chunk is still on its way to this peer.
+        return [Send(src, StateRequest())] if round_ > worker.round + 1 else []
+
+    def _on_ask(self, src: PeerId, round_: int) -> list[Effect]:
+        worker = self._worker
+        if round_ < worker.round:
+            return [worker.state_reply(src)]
+        if worker.finished:
+            return [Send(src, Elsewhere(round_, worker.round))]
+        if round_ > worker.round:
+            return self._behind(src, round_)
+        if self._phase == "waiting" and self._group()[0] == src:
+            return [Send(src, self._my_ready())]
+        led = self._ring.coordinator if self._phase == "reducing" and self._ring else None
+        if self._phase == "waiting" or led not in (None, src):
+            return [Send(src, Elsewhere(round_, worker.round))]
+        return []
+
+    def _on_ring(self, src: PeerId, ring: Ring, now: float) -> list[Effect]:
+        worker = self._worker
+        if ring.round < worker.round:
+            return [worker.state_reply(src)]
+        if ring.round > worker.round:
+            return self._behind(src, ring.round)
+        flaw = self._ring_flaw(src, ring)
+        if flaw:
+            return [worker.refuse(src, flaw)]
+        current = (0, "") if self._ring is None else (self._ring.attempt, self._ring.coordinator)
+        newer = (ring.attempt, ring.coordinator) > current
+        if self._phase not in ("waiting", "reducing") or not newer:
+            return []
+        return self._enter(ring, now)
+
+    def _ring_flaw(self, src: PeerId, ring: Ring) -> str:
+        worker = self._worker
+        if src != ring.coordinator or worker.peer not in ring.members:
+            return "a ring that is not its own, or not this peer's"
+        if len(ring.weights) != len(ring.members) or len(dict.fromkeys(ring.members)) < len(
+            ring.members
+        ):
+            return "a ring with a member twice, or without a weight"
+        flaws = [worker.flaw(worker.params, weight) for weight in ring.weights]
+        return next((flaw for flaw in flaws if flaw), "")
+
+    def _on_chunk(self, src: PeerId, chunk: Chunk, now: float) -> list[Effect]:
+        worker, ring, reduce = self._worker, self._ring, self._reduce
+        if chunk.round != worker.round or self._phase not in ("waiting", "reducing"):
+            return []
+        current = (0, "") if ring is None else (ring.attempt, ring.coordinator)
+        if (chunk.attempt, chunk.coordinator) > current:
+            # The member before heard of the ring first. It sends no more than N-1 ahead.
+            if len(self._early) < 2 * len(worker.view):
+                self._early.append((src, chunk))
+            return []
+        if ring is None or reduce is None or (chunk.attempt, chunk.coordinator) < current:
+            return []
+        if chunk.step < reduce.step:
+            return []
+        if src != self._beside(-1):
+            return [worker.refuse(src, "a chunk from elsewhere on the ring")]
+        flaw = reduce.flaw(chunk.step, chunk.data)
+        if flaw:
+            return [worker.refuse(src, flaw), *self._give_up(src, flaw, now)]
+        step = reduce.take(chunk.data)
+        if step is not None:
+            return self._send_chunk(step)
+        return self._complete(now)
+
+    def _on_broken(self, src: PeerId, broken: Broken, now: float) -> list[Effect]:
+        worker, ring = self._worker, self._ring
+        if ring is None or src not in ring.members or self._phase != "reducing":
+            return []
+        if (broken.round, broken.attempt) != (ring.round, ring.attempt):
+            return []
+        if ring.coordinator == worker.peer:
+            return self._exclude(src if broken.peer == worker.peer else broken.peer, now)
+        return self._exclude(broken.peer, now) if broken.peer == ring.coordinator else []
+
+    def _on_state(self, src: PeerId, reply: StateReply, now: float) -> list[Effect]:
+        worker = self._worker
+        if worker.finished:
+            return []
+        flaw = worker.flaw(reply.params, schema=reply.schema)
+        if flaw:
+            return [worker.refuse(src, flaw), *self._catch_up.on_lost(src, now)]
+        if reply.round <= worker.round:
+            return self._catch_up.end(now)
+        self._catch_up.cancel()
+        ring = self._ring
+        if self._phase == "reducing" and ring is not None and src not in ring.members:
+            # Another group's progress is no reason to break this ring.
+            return []
+        effects = worker.adopt(reply)
+        if ring is not None and ring.coordinator == worker.peer:
+            # A member had finished this round before: its result stands for the others too.
+            others = [p for p in ring.members if p not in (worker.peer, src)]
+            effects += [worker.state_reply(peer) for peer in others]
+        return effects + self._begin(now)
+
+    # Who is lost
+
+    def _on_view(self, event: ViewChanged, now: float) -> list[Effect]:
+        self._worker.view = event.view
+        effects: list[Effect] = []
+        for peer in event.lost:
+            self._ready.pop(peer, None)
+            effects += self._catch_up.on_lost(peer, now)
+            effects += self._without(peer, now, owed=False)
+            self._absent.pop(peer, None)
+        if self._phase == "waiting":
+            effects += self._announce(now)
+        return effects
+
+    def _without(self, peer: PeerId, now: float, *, owed: bool) -> list[Effect]:
+        """Go on without `peer` in this round."""
+        worker = self._worker
+        if self._phase not in ("waiting", "reducing") or peer == worker.peer:
+            return []
+        if self._phase == "waiting":
+            led = self._group()[0]
+            self._absent[peer] = owed
+            return self._announce(now) if peer == led else self._name_if_complete(now)
+        if self._ring is not None and peer in self._ring.members:
+            return self._give_up(peer, "lost", now)
+        return []
+
+    def _give_up(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
+        """This attempt cannot end, because of `peer`: tell who leads it, or take the lead away."""
+        worker, ring = self._worker, self._ring
+        assert ring is not None
+        broken = Broken(ring.round, ring.attempt, peer, reason)
+        if ring.coordinator == worker.peer:
+            return self._exclude(peer, now)
+        if ring.coordinator != peer:
+            return [Send(ring.coordinator, broken)]
+        tell: list[Effect] = [Send(p, broken) for p in ring.members if p not in (peer, worker.peer)]
+        return tell + self._exclude(peer, now)
+
+    def _exclude(self, peer: PeerId, now: float) -> list[Effect]:
+        """The attempt is void, the next goes on without `peer`."""
+        self._absent[peer] = True
+        self._ready.pop(peer, None)
+        self._phase = "waiting"
+        self._reduce = None
+        self._slow_backoff.clear()
+        self._backoff.arm(now)
+        return self._announce(now)
+
+    def _on_timer(self, now: float) -> list[Effect]:
+        effects = self._catch_up.on_timer(now)
+        worker = self._worker
+        if self._backoff.due(now) and self._phase == "waiting":
+            group = self._group()
+            if group[0] != worker.peer:
+                return [*effects, Send(group[0], self._my_ready())]
+            return [*effects, *(Send(p, Ask(worker.round)) for p in self._missing(group))]
+        if self._slow_backoff.due(now) and self._phase == "reducing":
+            assert self._ring is not None
+            if self._ring.coordinator != worker.peer:
+                return [*effects, Send(self._ring.coordinator, self._my_ready())]
+            others = [p for p in self._ring.members if p != worker.peer]
+            return [*effects, *(Send(p, Ask(worker.round)) for p in others)]
+        return effects
+
+    def _on_stop(self) -> list[Effect]:
+        """A ring under way goes on to its end; whoever waits for this peer is told not to."""
+        worker = self._worker
+        effects = worker.stop()
+        if self._phase == "reducing":
+            return effects
+        waiting = self._phase == "waiting"
+        coordinator = self._group()[0] if waiting else worker.peer
+        self._phase = "idle"
+        self._backoff.clear()
+        self._catch_up.cancel()
+        if coordinator != worker.peer:
+            effects.append(Send(coordinator, Elsewhere(worker.round, worker.round)))
+        return effects
