@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from flwr_moshpit.observe.json_lines import JsonLines
-from flwr_moshpit.observe.observer import tee
 from flwr_moshpit.observe.progress import SWARM_REPORT, Progress
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.machine import PeerId, Report
@@ -135,18 +134,6 @@ class TestJsonLines:
         with JsonLines(tmp_path / "runs" / "events.jsonl"):
             pass
         assert list(tmp_path.iterdir()) == []
-
-
-def test_tee_hands_every_report_to_every_observer() -> None:
-    seen: list[tuple[str, float, PeerId | None, str]] = []
-    observe = tee(
-        [
-            lambda now, peer, report: seen.append(("first", now, peer, report.name)),
-            lambda now, peer, report: seen.append(("second", now, peer, report.name)),
-        ]
-    )
-    observe(1.0, PeerId("p1"), Report("round", {}))
-    assert seen == [("first", 1.0, "p1", "round"), ("second", 1.0, "p1", "round")]
 
 
 @pytest.mark.parametrize(

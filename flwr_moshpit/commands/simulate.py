@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from rich.console import Console
 from flwr_moshpit.commands.settings import RunSettings, gather, read_toml
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import load_app
-from flwr_moshpit.observe.json_lines import JsonLines
-from flwr_moshpit.observe.observer import Observer, tee
 from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.simulation.device import load_catalogue
+from flwr_moshpit.simulation.explain import Row
 from flwr_moshpit.simulation.fault_grammar import parse_duration
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.history import CURVES, EVENTS, MODEL, SUMMARY, History
@@ -47,34 +46,35 @@ def simulate(
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out {str(out)!r} is a file, not a folder")
 
-    console = Console(highlight=False, soft_wrap=True)
-    with ExitStack() as stack:
-        observers: list[Observer] = [stack.enter_context(JsonLines(out / EVENTS))]
-        if not quiet:
-            progress = Progress(num_peers=settings.peers, rounds=settings.rounds, until_s=until_s)
-            observers.append(progress)
-        simulation = Simulation(
-            settings.algorithm,
-            app.trainer(settings.app),
-            fleet=fleet,
-            faults=settings.faults,
-            seed=settings.seed,
-            workers=settings.workers,
-            dtype=settings.dtype,
-            cost_as=settings.cost_as,
-            observe=tee(observers),
-        )
-        if explain:
-            console.print(simulation.explain(), markup=False)
-        if not quiet:
-            stack.enter_context(progress)
-        history = simulation.run(until=until_s, rounds=settings.rounds)
-    history.save_results(out)
-    console.print(history.table(), markup=False)
+    progress = Progress(num_peers=settings.peers, rounds=settings.rounds, until_s=until_s)
+    simulation = Simulation(
+        settings.algorithm,
+        app.trainer(settings.app),
+        fleet=fleet,
+        faults=settings.faults,
+        seed=settings.seed,
+        workers=settings.workers,
+        dtype=settings.dtype,
+        cost_as=settings.cost_as,
+        observe=None if quiet else progress,
+    )
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if explain:
+        console.print(_explained(simulation.explain()))
+    with nullcontext() if quiet else progress:
+        history = simulation.run(until=until_s, rounds=settings.rounds, out=out)
+    console.print(history.table())
     for file in (EVENTS, SUMMARY, MODEL, CURVES):
         if (out / file).exists():
-            console.print(str(out / file), markup=False)
+            console.print(str(out / file))
     return history
+
+
+def _explained(rows: Sequence[Row]) -> str:
+    """`rows` in columns, a line each."""
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"{name:{widths[0]}}  {value:{widths[1]}}  {why}" for name, value, why in rows]
+    return "\n".join([*lines, ""])
 
 
 def _fleet(settings: RunSettings) -> Fleet:

@@ -7,7 +7,6 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from flwr_moshpit.protocol.machine import PeerId, Report
@@ -17,13 +16,3 @@ class Observer(Protocol):
     def __call__(self, now: float, peer: PeerId | None, report: Report) -> None:
         """Take in what `peer`, or the driver if that is None, reported at `now` seconds."""
         ...
-
-
-def tee(observers: Sequence[Observer]) -> Observer:
-    """One observer that hands everything to each of `observers`, in their order."""
-
-    def observe(now: float, peer: PeerId | None, report: Report) -> None:
-        for observer in observers:
-            observer(now, peer, report)
-
-    return observe
