@@ -35,7 +35,7 @@ _ARRAY_BYTES = 1024
 simulation, and what they do shows in the parameters."""
 _KNOWN_MAX = 1 << 16
 
-_pack = Struct("<dBi").pack
+_pack = Struct("<dBii").pack
 _KINDS: dict[type[Any], int] = {
     kind: number
     for number, kind in enumerate(
@@ -66,19 +66,23 @@ class Digest:
         if fields is None:
             fields = self._learn(kind)
         pending = self._pending
-        pending += _pack(now, 0, dst)
-        pending += src.to_bytes(4, "little", signed=True)
+        pending += _pack(now, 0, dst, src)
         pending += self._names[kind]
+        known = self._known
         plain: list[object] = []
         for value in fields(message):
-            if isinstance(value, np.ndarray):
+            if isinstance(value, tuple):
+                if hasattr(value, "_fields"):
+                    # Ids are nested tuples that come again and again: each is written out once.
+                    pending += known.get(value) or self._write_out(value)
+                else:
+                    plain.append(len(value))
+            elif isinstance(value, _PLAIN):
+                plain.append(value)
+            elif isinstance(value, np.ndarray):
                 plain.append(value.nbytes)
                 if value.nbytes <= _ARRAY_BYTES:
                     pending += value.tobytes()
-            elif isinstance(value, tuple):
-                pending += self._tuple(value)
-            elif isinstance(value, _PLAIN):
-                plain.append(value)
         pending += repr(plain).encode()
         if len(pending) > _PENDING_BYTES:
             self._flush()
@@ -86,7 +90,7 @@ class Digest:
     def event(self, now: float, dst: int, event: Event) -> None:
         """Any other event was handed to peer number `dst`."""
         kind = type(event)
-        self._pending += _pack(now, _KINDS[kind], dst)
+        self._pending += _pack(now, _KINDS[kind], dst, -1)
         if kind is not TimerFired:
             self._pending += _identity(event).encode()
         if len(self._pending) > _PENDING_BYTES:
@@ -117,16 +121,12 @@ class Digest:
         self._fields[kind] = read
         return read
 
-    def _tuple(self, value: tuple[Any, ...]) -> bytes:
-        """Ids are nested tuples that come again and again: each is written out once."""
-        if not hasattr(value, "_fields"):
-            return b"%d" % len(value)
-        known = self._known.get(value)
-        if known is None:
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            known = self._known[value] = repr(value).encode()
-        return known
+    def _write_out(self, value: tuple[Any, ...]) -> bytes:
+        written = repr(value).encode()
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known[value] = written
+        return written
 
 
 _PLAIN = (int, float, str, bytes, type(None))

@@ -2,8 +2,9 @@
 they return. Same seed, same run: `Engine.digest` tells.
 
     agenda.py      what happens next
+    peers.py       what there is of each peer
     network.py     links, and what a test may do to a message
-    transport.py   streams, datagrams, lost links; transfers.py shares the bandwidth
+    transport.py   messages on their way: streams.py, datagrams.py; transfers.py shares bandwidth
     membership.py  views and records
     compute.py     jobs and their virtual cost; backend.py runs them
     digest.py      the hash over everything that happened
@@ -12,13 +13,9 @@ they return. Same seed, same run: `Engine.digest` tells.
 from __future__ import annotations
 
 import math
-import signal
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import FrameType
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -42,95 +39,21 @@ from flwr_moshpit.protocol.machine import (
     Start,
     TimerFired,
     Vector,
-    View,
 )
-from flwr_moshpit.simulation import compute
 from flwr_moshpit.simulation.agenda import Agenda
 from flwr_moshpit.simulation.backend import ComputeBackend
 from flwr_moshpit.simulation.compute import JobPool, Slot
 from flwr_moshpit.simulation.digest import Digest
+from flwr_moshpit.simulation.interrupts import deferred_interrupts
 from flwr_moshpit.simulation.membership import Delays, SimulatedMembership
-from flwr_moshpit.simulation.network import (
-    Delay,
-    Drop,
-    Duplicate,
-    Linked,
-    Network,
-    Replace,
-    Verdict,
-)
-from flwr_moshpit.simulation.transport import Port, Transport
+from flwr_moshpit.simulation.network import Network
+from flwr_moshpit.simulation.peers import Device, MachineFactory, Peer, Usage
+from flwr_moshpit.simulation.ports import Port
+from flwr_moshpit.simulation.transport import Interceptor, Transport
 from flwr_moshpit.trainer import Cost
 
 _TIMERS_AT_ONCE_MAX = 1000
 """A machine whose timer fires this often at one instant will never let time go on."""
-
-
-class Device(compute.Device, Linked, Protocol):
-    """What the engine needs to know of a device; `DeviceProfile` has it."""
-
-
-MachineFactory: TypeAlias = Callable[[PeerInfo, View, np.random.Generator, int], Machine]
-"""(info, view, rng, incarnation) -> a peer's machine, before its `Start`."""
-
-Interceptor: TypeAlias = Callable[[float, PeerId, PeerId, Message], Verdict | None]
-"""(now, src, dst, message) -> what happens to it; None: nothing special."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one peer has used since the beginning, all its incarnations together."""
-
-    sent_bytes: int
-    received_bytes: int
-    busy_s: float
-    """Training."""
-    up_s: float
-    """Alive."""
-    joules: float
-    """The device's power while it trains, its idle power for the rest of the time it is up."""
-
-
-class _Peer:
-    """All that the engine keeps of one peer."""
-
-    __slots__ = (
-        "armed_s",
-        "device",
-        "factory",
-        "index",
-        "info",
-        "machine",
-        "port",
-        "since_s",
-        "slot",
-        "timer_s",
-        "timers",
-        "up_s",
-    )
-
-    def __init__(
-        self,
-        info: PeerInfo,
-        factory: MachineFactory,
-        device: Device,
-        port: Port,
-        slot: Slot,
-    ) -> None:
-        self.index = port.index
-        self.info = info
-        self.factory = factory
-        self.device = device
-        self.port = port
-        self.slot = slot
-        self.machine: Machine | None = None
-        self.armed_s = math.inf
-        """When the timer that is in the agenda goes off: at the machine's deadline or before."""
-        self.timer_s = -1.0
-        self.timers = 0
-        """How often the timer has fired at `timer_s`."""
-        self.since_s = 0.0
-        self.up_s = 0.0
 
 
 class Engine:
@@ -161,7 +84,6 @@ class Engine:
         if seed < 0:
             raise ConfigError(f"seed must be 0 or more, not {seed}")
         self.observe: list[Observer] = []
-        self.interceptors: list[Interceptor] = []
         self.start_event = start if start is not None else Start()
         self.finished: dict[PeerId, Vector] = {}
         """What living peers returned with `Finish`."""
@@ -172,8 +94,8 @@ class Engine:
         self._network = network
         self._digest = Digest()
         self._agenda = Agenda()
-        self._peers: list[_Peer] = []
-        self._by_id: dict[PeerId, _Peer] = {}
+        self._peers: list[Peer] = []
+        self._by_id: dict[PeerId, Peer] = {}
         self._begun = False
         self._interrupted = False
         delays = delays if delays is not None else Delays()
@@ -207,6 +129,11 @@ class Engine:
         return self._agenda.now
 
     @property
+    def interceptors(self) -> list[Interceptor]:
+        """What sees each message before it travels, and may change its fate."""
+        return self._transport.interceptors
+
+    @property
     def digest(self) -> str:
         """Of every event delivered so far and of the parameters after each round, in hex."""
         return self._digest.hexdigest()
@@ -227,11 +154,7 @@ class Engine:
     def usage(self, peer: PeerId) -> Usage:
         found = self._peer(peer)
         busy_s = self._jobs.busy_s(found.slot) if self._jobs is not None else 0.0
-        up_s = found.up_s + (self.now - found.since_s if found.port.alive else 0.0)
-        device = found.device
-        joules = device.power_w * busy_s + device.idle_w * (up_s - busy_s)
-        port = found.port
-        return Usage(port.sent_bytes, port.received_bytes, busy_s, up_s, joules)
+        return found.usage(self.now, busy_s)
 
     # What a run consists of
 
@@ -251,7 +174,7 @@ class Engine:
         index = len(self._peers)
         port = Port(peer, index, self._network.link_of(device))
         slot = Slot(index, index if client is None else client, device)
-        added = _Peer(info, factory, device, port, slot)
+        added = Peer(info, factory, device, port, slot)
         self._peers.append(added)
         self._by_id[peer] = added
         self._transport.add(port)
@@ -268,7 +191,7 @@ class Engine:
         self._begin()
         agenda = self._agenda
         limit_s = math.inf if until_s is None else until_s
-        with self._interrupts_wait():
+        with deferred_interrupts(self.interrupt):
             while agenda.is_due(limit_s):
                 agenda.advance()
                 if self._interrupted:
@@ -315,10 +238,7 @@ class Engine:
         found = self._peer(peer)
         if not found.port.alive:
             return
-        found.port.alive = False
-        found.machine = None
-        found.armed_s = math.inf
-        found.up_s += self.now - found.since_s
+        found.go_down(self.now)
         self.num_alive -= 1
         self.finished.pop(peer, None)
         if self._jobs is not None:
@@ -366,15 +286,12 @@ class Engine:
             self._begun = True
             self._bring_up(self._peers)
 
-    def _bring_up(self, peers: Sequence[_Peer]) -> None:
+    def _bring_up(self, peers: Sequence[Peer]) -> None:
         now = self._agenda.now
         for peer in peers:
-            peer.port.alive = True
-            peer.port.incarnation = peer.slot.incarnation = peer.info.incarnation
-            peer.slot.started = 0
-            peer.since_s = now
+            peer.come_up(now)
         self.num_alive += len(peers)
-        by_side: dict[int, list[_Peer]] = {}
+        by_side: dict[int, list[Peer]] = {}
         for peer in peers:
             by_side.setdefault(peer.port.side, []).append(peer)
         for side, members in by_side.items():
@@ -395,7 +312,7 @@ class Engine:
     def _link_lost(self, port: Port, lost: PeerId) -> None:
         self._tell(port.index, LinkLost(lost))
 
-    def _tell_incarnation(self, peer: _Peer, incarnation: int, event: Event) -> None:
+    def _tell_incarnation(self, peer: Peer, incarnation: int, event: Event) -> None:
         if peer.info.incarnation == incarnation:
             if type(event) is Start:
                 self.finished.pop(peer.info.peer, None)
@@ -407,16 +324,13 @@ class Engine:
             self._digest.event(self._agenda.now, index, event)
             self._deliver(peer, event)
 
-    def _deliver(self, peer: _Peer, event: Event) -> None:
+    def _deliver(self, peer: Peer, event: Event) -> None:
         machine = peer.machine
         assert machine is not None
         self.delivered += 1
         for effect in machine.handle(event, self._agenda.now):
             if type(effect) is Send:
-                if self.interceptors:
-                    self._intercept(peer.port, effect.dst, effect.message)
-                else:
-                    self._transport.send(peer.port, effect.dst, effect.message)
+                self._transport.send(peer.port, effect.dst, effect.message)
             else:
                 self._carry_out(peer, machine, effect)
             if peer.machine is not machine:
@@ -426,11 +340,11 @@ class Engine:
         if deadline is not None and deadline < peer.armed_s:
             self._arm(peer, deadline)
 
-    def _arm(self, peer: _Peer, deadline: float) -> None:
+    def _arm(self, peer: Peer, deadline: float) -> None:
         peer.armed_s = max(deadline, self._agenda.now)
         self._agenda.at(peer.armed_s, self._timer, peer, peer.armed_s)
 
-    def _timer(self, peer: _Peer, armed_s: float) -> None:
+    def _timer(self, peer: Peer, armed_s: float) -> None:
         if peer.armed_s != armed_s or peer.machine is None:
             return
         peer.armed_s = math.inf
@@ -449,7 +363,7 @@ class Engine:
             )
         self._tell(peer.index, TimerFired())
 
-    def _carry_out(self, peer: _Peer, machine: Machine, effect: Effect) -> None:
+    def _carry_out(self, peer: Peer, machine: Machine, effect: Effect) -> None:
         kind = type(effect)
         if isinstance(effect, Report):
             if effect.name == "round":
@@ -470,47 +384,8 @@ class Engine:
         else:
             raise LocalProtocolError(f"{peer.info.peer} returned {kind.__name__}, not an effect")
 
-    def _intercept(self, src: Port, dst: PeerId, message: Message) -> None:
-        delay_s = 0.0
-        copies = 1
-        for interceptor in self.interceptors:
-            verdict = interceptor(self._agenda.now, src.peer, dst, message)
-            if isinstance(verdict, Drop):
-                return
-            if isinstance(verdict, Delay):
-                delay_s += verdict.seconds
-            elif isinstance(verdict, Duplicate):
-                copies += 1
-            elif isinstance(verdict, Replace):
-                message = verdict.message
-        for _ in range(copies):
-            if src.alive:
-                self._transport.send(src, dst, message, delay_s)
-
-    def _peer(self, peer: PeerId) -> _Peer:
+    def _peer(self, peer: PeerId) -> Peer:
         found = self._by_id.get(peer)
         if found is None:
             raise ConfigError(f"there is no peer {peer!r}; there are {len(self._by_id)} others")
         return found
-
-    @contextmanager
-    def _interrupts_wait(self) -> Generator[None, None, None]:
-        """Ctrl-C lets the event under way finish; a second one does what it did before."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_interrupt(number: int, frame: FrameType | None) -> None:
-            self._interrupted = True
-            signal.signal(signal.SIGINT, before)
-
-        before = signal.getsignal(signal.SIGINT)
-        if before is None:
-            # Installed outside Python: not ours to replace.
-            yield
-            return
-        signal.signal(signal.SIGINT, on_interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
