@@ -131,7 +131,8 @@ def _moshpit(
         (
             "grid",
             " x ".join(map(str, radices)),
-            f"{len(radices)} rounds average through all peers exactly; {stand_ins}",
+            f"averages through all peers in {len(radices)} "
+            f"{'round' if len(radices) == 1 else 'rounds'}; {stand_ins}",
         ),
         (
             "shares",

@@ -97,7 +97,6 @@ class Engine(Protocol):
     def restart(self, peer: PeerId) -> None: ...
     def slow_down(self, peer: PeerId, factor: float) -> None: ...
     def partition(self, sides: Sequence[Sequence[PeerId]]) -> None: ...
-    def heal(self) -> None: ...
     def schedule(self, at_s: float, call: Callable[[], None]) -> None: ...
 
 
@@ -232,11 +231,10 @@ class FaultSchedule:
         sides: dict[tuple[bool, ...], list[PeerId]] = {}
         for peer in self._peers:
             side = tuple(peer in cut for cut in self._partitions)
-            sides.setdefault(side, []).append(peer)
-        if len(sides) > 1:
-            engine.partition(list(sides.values()))
-        else:
-            engine.heal()
+            # Whoever is in no cut, a server too, is the side that the engine makes of the rest.
+            if any(side):
+                sides.setdefault(side, []).append(peer)
+        engine.partition(list(sides.values()))
 
 
 def _choose(fault: Fault, peers: Sequence[PeerId], stream: np.random.Generator) -> list[PeerId]:

@@ -81,25 +81,26 @@ class Rounds:
 class Spacing:
     """How many rounds lie between two evaluations.
 
-    Fixed, or such that evaluations stay within `SHARE_OF_WORK`, counted in examples: real time
-    would make two runs of one seed differ.
+    Fixed, or such that evaluations stay within `SHARE_OF_WORK`, counted in FLOPs: real time would
+    make two runs of one seed differ.
     """
 
-    def __init__(self, every: int | None) -> None:
+    def __init__(self, every: int | None, flops_per_example: float) -> None:
+        """`flops_per_example`: of training; an evaluation goes forward only."""
         self._every = every
+        self._flops_per_example = flops_per_example * _FORWARD_SHARE
         self._last_round = 0
-        self._last_trained = 0.0
+        self._last_flops = 0.0
         self._cost = 0.0
 
-    def is_due(self, round: int, trained: float) -> bool:
-        """After `round` rounds and `trained` examples; evaluating then is up to the caller."""
+    def is_due(self, round: int, training_flops: float) -> bool:
+        """After `round` rounds and `training_flops` in all; evaluating then is the caller's."""
         if self._every is not None:
             return round - self._last_round >= self._every
-        work = (trained - self._last_trained) * SHARE_OF_WORK
-        return work >= self._cost * _FORWARD_SHARE
+        return (training_flops - self._last_flops) * SHARE_OF_WORK >= self._cost
 
-    def evaluated(self, round: int, trained: float, num_examples: int) -> None:
+    def evaluated(self, round: int, training_flops: float, num_examples: int) -> None:
         """An evaluation on `num_examples` examples was made."""
         self._last_round = round
-        self._last_trained = trained
-        self._cost = num_examples
+        self._last_flops = training_flops
+        self._cost = num_examples * self._flops_per_example
