@@ -112,11 +112,11 @@ def _moshpit(
     radices = radices_for(num_peers, size)
     num_cells = math.prod(radices)
     why = "as set" if algorithm.group_size is not None else _group_size_rule(num_peers)
-    stand_ins = (
-        "every cell has a peer"
-        if num_cells == num_peers
-        else f"the {num_cells - num_peers} fastest peers stand in for empty cells"
-    )
+    spare = num_cells - num_peers
+    stand_ins = "every cell has a peer"
+    if spare:
+        peers = "the fastest peer stands" if spare == 1 else f"the {spare} fastest peers stand"
+        stand_ins = f"{peers} in for empty cells"
     uplinks, seconds = _slowest_group(fleet, network, radices[0], vector_bytes)
     counts = shares(
         layout.dim,
