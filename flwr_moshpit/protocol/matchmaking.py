@@ -6,8 +6,8 @@ arrive. The decision when to stop waiting is a pure function, `decide`:
 - when nobody else is expected, the group starts at once;
 - members that announced themselves are waited for as long as this raises the contributions per
   second, so a straggler is left out as soon as it is known to be one;
-- members that say nothing are called, and waited for no longer than `patience` times the median
-  local time beyond the median arrival. A death, or the answer that they are elsewhere, ends that;
+- members that say nothing are called, and waited for no longer than `patience` times the local
+  time of those who are here, beyond the median arrival. A death, or the answer that they are elsewhere, ends that;
 - in a round without training (a sweep) everybody who announced is waited for.
 
 Departs from the paper (section 3.1 and appendix): hivemind's leaders wait for a fixed window; here
@@ -42,6 +42,9 @@ from flwr_moshpit.protocol.partition import shares
 
 STALL_S = 2.0
 """A group without any progress for less than this is not asked what it waits for."""
+
+SLACK = 0.06
+"""A member counts as overdue this fraction of its local time after it had announced to come."""
 
 SWEEP_PATIENCE_S = 1.0
 """Least patience with silent members in a sweep: they may still hear of it."""
@@ -104,7 +107,8 @@ class Lobby:
 
     def announce(self, peer: PeerId, eta: float, local_s: float) -> None:
         if peer in self.expected and peer not in self.arrivals:
-            self.etas[peer] = eta
+            # Nobody knows his own pace to the last percent, and messages take time.
+            self.etas[peer] = eta + SLACK * local_s
             self.local_s[peer] = local_s
 
     def arrive(self, peer: PeerId, arrival: Arrival, local_s: float, sweep: bool) -> None:
@@ -137,7 +141,7 @@ class Lobby:
         silent = self.silent(now)
         coming = [eta for eta in self.etas.values() if eta > now]
         here = sorted(arrival.at for arrival in self.arrivals.values())
-        local_s = median(self.local_s.values()) if self.local_s else 0.0
+        local_s = median([self.local_s.get(peer, 0.0) for peer in self.arrivals])
         if self.sweep:
             target = max([*coming, here[-1]])
             grace_s = max(patience * local_s, 4 * group_s, SWEEP_PATIENCE_S)
@@ -163,12 +167,13 @@ def best_close(here: list[float], coming: list[float], now: float, cycle_s: floa
     """The time at which closing gives the most contributions per second.
 
     here: when the present members arrived, sorted. coming: when the announced ones will. cycle_s:
-    how long it takes a member to be back after a round that closed at its arrival.
+    how long it takes a member to be back after a round that closed at its arrival. A group of one
+    brings nobody anything, so each group counts half a member less than it has.
     """
     begin = here[0] - cycle_s
-    best_time, best_rate = now, len(here) / max(max(now, here[-1]) - begin, 1e-9)
+    best_time, best_rate = now, (len(here) - 0.5) / max(max(now, here[-1]) - begin, 1e-9)
     for count, eta in enumerate(sorted(coming), start=len(here) + 1):
-        rate = count / max(eta - begin, 1e-9)
+        rate = (count - 0.5) / max(eta - begin, 1e-9)
         if rate >= best_rate:
             best_time, best_rate = eta, rate
     return best_time
@@ -312,7 +317,6 @@ class Rendezvous:
         effects: list[Effect] = [
             Send(peer, Call(lobby.key, lobby.sweep))
             for peer in lobby.silent(now)
-            if peer != self.me or not lobby.sweep
         ]
         again = lobby.decide(now, self._terms.patience, self.group_s)
         lobby.wake_at = again.wake_at

@@ -492,11 +492,12 @@ class MoshpitPeer:
                 if seat is not None and seat.leader == src:
                     seat.retries = 0
             case Late():
-                if self._rendezvous.leads(key) and src != self.me:
+                if seat is not None and seat.waits and seat.leader == src:
+                    if message.round > key.round:
+                        seat.end("too late")
+                        seat.later_round = message.round
+                elif self._rendezvous.leads(key):
                     return self._rendezvous.on_late(src, message, self._view, now)
-                if seat is not None and seat.waits and message.round > key.round:
-                    seat.end("too late")
-                    seat.later_round = message.round
             case Refused():
                 if seat is not None and seat.waits and seat.leader == src:
                     seat.end(f"refused: {message.reason}")

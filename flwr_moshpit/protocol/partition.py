@@ -1,10 +1,10 @@
 """Shares of the vector: how much of it each group member reduces, by bandwidth.
 
 A member with share w of a vector of s bytes sends s (1 - w) as a sender and s (M - 1) w as a
-reducer, so it is done after s (1 + (M - 2) w) / b seconds at b bytes per second. The shares that
-minimise the slowest member's time (hivemind solves this linear program numerically) have a closed
-form: fill from the fastest down until everybody finishes at once, or at 1/b of the slowest, who
-must send its own vector in any case.
+reducer, so it is done after s (1 + (M - 2) w) / b seconds at b bytes per second. In a time of T it
+can take w(T) = (T b - 1) / (M - 2). The least T for which the shares add up to 1 is what hivemind
+finds as a linear program; here the sum, which grows with T, is simply bisected, with the cap below
+taken into account.
 """
 
 from __future__ import annotations
@@ -53,34 +53,21 @@ def _fractions(bandwidths: Sequence[float | None], can_reduce: Sequence[bool]) -
     active = [index for index in range(size) if can_reduce[index]] or [0]
     known = [float(rate) for rate in bandwidths if rate is not None and rate > 0]
     mean = sum(known) / len(known) if known else 1.0
-    rate = {index: float(bandwidths[index] or mean) for index in active}
+    rates = {index: float(bandwidths[index] or mean) for index in active}
+    cap = max(min(1 / 2, 2 / size), 1 / len(active))
+
+    def taken(time: float) -> dict[int, float]:
+        return {i: min(max(time * b - 1, 0.0) / (size - 2), cap) for i, b in rates.items()}
+
     wanted = dict.fromkeys(active, 1.0)
     if size > 2:
-        time = 1 / min(rate.values())
-        if sum(max(time * b - 1, 0.0) for b in rate.values()) < size - 2:
-            time = (size - 2 + len(active)) / sum(rate.values())
-        wanted = {index: max(time * b - 1, 0.0) for index, b in rate.items()}
-        if sum(wanted.values()) <= 0:
-            wanted = dict.fromkeys(active, 1.0)
-    capped = _capped(wanted, max(min(1 / 2, 2 / size), 1 / len(active)))
-    return [capped.get(index, 0.0) for index in range(size)]
-
-
-def _capped(wanted: dict[int, float], cap: float) -> dict[int, float]:
-    """`wanted` scaled to sum 1 with no entry above `cap`; what is cut off goes to the others."""
-    fixed: dict[int, float] = {}
-    free = dict(wanted)
-    while free:
-        room = 1 - cap * len(fixed)
-        total = sum(free.values())
-        if total <= 0:
-            even = room / len(free)
-            return {**fixed, **dict.fromkeys(free, even)}
-        scaled = {index: value * room / total for index, value in free.items()}
-        over = [index for index, value in scaled.items() if value > cap * (1 + 1e-12)]
-        if not over:
-            return {**fixed, **scaled}
-        for index in over:
-            fixed[index] = cap
-            del free[index]
-    return fixed
+        # Everybody has to send its own vector in any case, which may leave time to spare.
+        low, high = 1 / min(rates.values()), (size - 1) / min(rates.values())
+        if sum(taken(low).values()) < 1:
+            for _ in range(60):
+                middle = (low + high) / 2
+                low, high = (low, middle) if sum(taken(middle).values()) >= 1 else (middle, high)
+            low = high
+        wanted = taken(low)
+    total = sum(wanted.values())
+    return [wanted.get(index, 0.0) / total for index in range(size)]

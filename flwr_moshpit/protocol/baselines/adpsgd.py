@@ -12,10 +12,9 @@ even while it trains, and both move towards each other:
 Local steps start from a copy of x_i, and what they change is added to the x_i of the moment. Since
 both change by what was sent, and not by what they are when it arrives, sum(n x) is kept whatever
 happens in between, and nobody has to be locked. (The paper locks, and avoids deadlock by a graph in
-two parts.) A peer asks nobody before its first local steps, which tell its n, and until then
-answers as if it had the asker's. It goes on when its local steps are done and its partner has
-answered; a lost partner is not waited for. One that restarts takes over the model and the round of
-one of the living.
+two parts.) Nobody averages before its first local steps, which tell its n. A peer goes on when its
+local steps are done and its partner has answered; a lost partner is not waited for. One that
+restarts takes over the model and the round of one of the living.
 
 Fast peers take more steps than slow ones: the fixed point is weighted by speed, as in the paper.
 """
@@ -195,11 +194,7 @@ class ADPSGDPeer:
         if not running or worker.training or self._partner is not None:
             return []
         report = RoundTimes(self._times.local, self._times.wait, now).report(
-            now,
-            worker.round,
-            contributors=self._contributors,
-            weight=self._weight_sum,
-            bytes_sent=worker.bytes_sent,
+            now, worker, contributors=self._contributors, weight=self._weight_sum
         )
         worker.advance(worker.params)
         return [report, *self._begin(now)]
@@ -230,9 +225,10 @@ class ADPSGDPeer:
         flaw = self._flaw(request)
         if flaw:
             return [worker.refuse(src, flaw), Send(src, PairRefused(request.serial, flaw))]
-        weight = worker.weight if self._weighed else request.weight
-        reply = PairReply(request.serial, worker.params, weight, worker.schema)
-        self._move(request, worker.params, weight)
+        if not self._weighed:
+            return [Send(src, PairRefused(request.serial, "no local steps yet"))]
+        reply = PairReply(request.serial, worker.params, worker.weight, worker.schema)
+        self._move(request, worker.params, worker.weight)
         return [worker.send(src, reply)]
 
     def _on_reply(self, src: PeerId, reply: PairReply, now: float) -> list[Effect]:

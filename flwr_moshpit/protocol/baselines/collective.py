@@ -6,7 +6,8 @@ are there the coordinator names the ring and everybody reduces around it. Stated
 - Whoever is in the coordinator's view when a ring could be named is waited for, however slow.
 - A member that is lost voids the attempt: the coordinator names a ring of the others, and the
   all-reduce begins again. Nobody keeps a part of a void attempt, so no model is a patchwork.
-- Whoever finished a round does not do it again: it gives its result to those still in it.
+- Whoever finished a round does not do it again: it gives its result to those still in it. So a
+  late peer learns where the others are when it says that it is ready, or asks who else is.
 - A lost coordinator is replaced by the next of the group. Peers under different views may for a
   round average in two rings; the next round brings them together.
 - A peer that restarts asks one of the living for the model and the round of the moment.
@@ -234,11 +235,7 @@ class CollectivePeer:
         ring = self._ring
         effects: list[Effect] = [
             self._times.report(
-                now,
-                worker.round,
-                contributors=len(ring.members),
-                weight=sum(ring.weights),
-                bytes_sent=worker.bytes_sent,
+                now, worker, contributors=len(ring.members), weight=sum(ring.weights)
             )
         ]
         worker.advance(self._reduce.result)
@@ -261,10 +258,9 @@ class CollectivePeer:
                 return self._on_broken(src, message, now)
             case Ask(round_):
                 return self._on_ask(src, round_)
-            case Elsewhere(round_, own_round):
-                effects = self._behind(src, own_round)
+            case Elsewhere(round_):
                 here = round_ == self._worker.round
-                return [*effects, *(self._without(src, now, owed=False) if here else [])]
+                return self._without(src, now, owed=False) if here else []
             case StateRequest():
                 return [self._worker.state_reply(src)]
             case StateReply():
@@ -284,17 +280,7 @@ class CollectivePeer:
         self._ready[src] = ready
         if worker.finished:
             return [Send(src, Elsewhere(ready.round, worker.round))]
-        if ready.round > worker.round:
-            return self._behind(src, ready.round)
         return self._name_if_complete(now)
-
-    def _behind(self, src: PeerId, round_: int) -> list[Effect]:
-        """Ask `src` for its state if this peer is so late that the others went on without it."""
-        worker = self._worker
-        if not worker.started or worker.finished or self._catch_up.active:
-            return []
-        # Others may be one round ahead while the last chunk is still on its way to this peer.
-        return [Send(src, StateRequest())] if round_ > worker.round + 1 else []
 
     def _on_ask(self, src: PeerId, round_: int) -> list[Effect]:
         worker = self._worker
@@ -303,7 +289,7 @@ class CollectivePeer:
         if worker.finished:
             return [Send(src, Elsewhere(round_, worker.round))]
         if round_ > worker.round:
-            return self._behind(src, round_)
+            return []
         if self._phase == "waiting" and self._group()[0] == src:
             return [Send(src, self._my_ready())]
         led = self._ring.coordinator if self._phase == "reducing" and self._ring else None
@@ -316,7 +302,7 @@ class CollectivePeer:
         if ring.round < worker.round:
             return [worker.state_reply(src)]
         if ring.round > worker.round:
-            return self._behind(src, ring.round)
+            return []
         flaw = self._ring_flaw(src, ring)
         if flaw:
             return [worker.refuse(src, flaw)]

@@ -85,20 +85,25 @@ class RoundTimes:
     neighbour from waiting for its model's last byte: there all of it is waiting."""
 
     def report(
-        self, now: float, round_: int, *, contributors: int, weight: float, bytes_sent: int
+        self,
+        now: float,
+        worker: Worker,
+        *,
+        contributors: int,
+        weight: float,
+        coverage: float = 1.0,
     ) -> Report:
-        """The report of a round that ends now with all of the vector averaged.
-
-        weight: the contributors' examples; bytes_sent: parameters only, by this peer.
-        """
+        """The report of `worker`'s round, which ends now. weight: the contributors' together."""
         return Report(
             "round",
             {
-                "round": round_,
-                "coverage": 1.0,
+                "round": worker.round,
+                "coverage": coverage,
                 "contributors": contributors,
                 "weight": weight,
-                "bytes_sent": bytes_sent,
+                "examples": worker.examples,
+                "bytes_sent": worker.bytes_sent,
+                "local_s": self.wait - self.local,
                 "wait_s": self.exchange - self.wait,
                 "allreduce_s": now - self.exchange,
                 "duration_s": now - self.local,
@@ -164,6 +169,7 @@ class Worker:
         self.stopped = False
         self.finished = False
         self.bytes_sent = 0
+        self.examples = 0
         self._local_steps = local_steps
         self._weight_max = weight_max
         self._job: JobId | None = None
@@ -221,6 +227,7 @@ class Worker:
         if event.job_id != self._job:
             return None, []
         self._job = None
+        self.examples = 0
         unchanged = Trained(self.base, round(self.weight))
         if isinstance(event, ComputeFailed):
             return unchanged, [Report("failed", {"round": self.round, "error": event.error})]
@@ -230,6 +237,7 @@ class Worker:
             weight = float(result.num_examples)
             flaw = self.flaw(result.params, weight, self.schema)
             if not flaw:
+                self.examples = result.num_examples
                 return Trained(frozen(result.params), result.num_examples, result.metrics), []
         return unchanged, [self.refuse(self.peer, f"own training: {flaw}")]
 

@@ -184,10 +184,9 @@ class DPSGDPeer:
         models = [self._models[peer][round_] for peer in sorted(self._awaited)]
         report = RoundTimes(self._times.local, self._times.wait, now).report(
             now,
-            round_,
+            worker,
             contributors=1 + len(models),
             weight=worker.weight + sum(model.weight for model in models),
-            bytes_sent=worker.bytes_sent,
         )
         worker.advance(self._mixed(models))
         return [report, *self._begin(now)]

@@ -189,11 +189,7 @@ class _Server:
         weights = [answer.num_examples for answer in answers]
         self._made_by = (len(answers), sum(weights))
         report = RoundTimes(self._opened_s, self._opened_s, now).report(
-            now,
-            worker.round,
-            contributors=len(answers),
-            weight=sum(weights),
-            bytes_sent=worker.bytes_sent,
+            now, worker, contributors=len(answers), weight=sum(weights)
         )
         worker.advance(weighted_mean([answer.params for answer in answers], weights))
         self._sampled = ()
@@ -252,7 +248,7 @@ class _Client:
             return []
         effects: list[Effect] = []
         if self._update is not None and model.round > self._update.round:
-            effects.append(self._report(self._update.round, model, now))
+            effects.append(self._report(model, now))
         if self._update is not None and model.round == self._update.round and not model.final:
             # The server opened the round again: the work is done already.
             return [worker.send(SERVER, self._update)]
@@ -281,11 +277,8 @@ class _Client:
         )
         return [*effects, worker.send(SERVER, self._update)]
 
-    def _report(self, finished: int, model: GlobalModel, now: float) -> Report:
+    def _report(self, model: GlobalModel, now: float) -> Report:
+        """On the round that made `model`, which this client took part in."""
         return RoundTimes(self._begun_s, self._sent_s, now).report(
-            now,
-            finished,
-            contributors=model.contributors,
-            weight=model.weight,
-            bytes_sent=self._worker.bytes_sent,
+            now, self._worker, contributors=model.contributors, weight=model.weight
         )

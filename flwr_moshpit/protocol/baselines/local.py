@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from flwr_moshpit.config import Local
-from flwr_moshpit.protocol.baselines.common import Worker
+from flwr_moshpit.protocol.baselines.common import RoundTimes, Worker
 from flwr_moshpit.protocol.machine import (
     ComputeDone,
     ComputeFailed,
     Effect,
     Event,
     PeerInfo,
-    Report,
     Start,
     State,
     Stop,
@@ -97,15 +96,8 @@ class LocalPeer:
             return effects
         worker.weight = float(result.num_examples)
         # Nothing was averaged, so nothing of the vector is covered.
-        values = {
-            "round": worker.round,
-            "coverage": 0.0,
-            "contributors": 1,
-            "weight": worker.weight,
-            "bytes_sent": 0,
-            "wait_s": 0.0,
-            "allreduce_s": 0.0,
-            "duration_s": now - self._begun_s,
-        }
+        report = RoundTimes(self._begun_s, now, now).report(
+            now, worker, contributors=1, weight=worker.weight, coverage=0.0
+        )
         worker.advance(result.params)
-        return [*effects, Report("round", values), *self._begin(now)]
+        return [*effects, report, *self._begin(now)]

@@ -117,7 +117,7 @@ class SGPPeer:
         return self._worker.weight
 
     def snapshot(self) -> State:
-        return self._worker.snapshot()
+        return {**self._worker.snapshot(), "params": self._worker.params}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -205,13 +205,7 @@ class SGPPeer:
         times = RoundTimes(self._times.local, self._times.wait, now)
         taken = [push for round_, _, push in self._arrived if round_ <= worker.round]
         effects = self._take_arrived()
-        report = times.report(
-            now,
-            worker.round,
-            contributors=1 + len(taken),
-            weight=worker.weight,
-            bytes_sent=worker.bytes_sent,
-        )
+        report = times.report(now, worker, contributors=1 + len(taken), weight=worker.weight)
         worker.advance(worker.params)
         return [*effects, report, *self._begin(now)]
 
@@ -268,7 +262,7 @@ class SGPPeer:
             effects = [worker.refuse(src, flaw)]
         elif any(entry[:2] == (push.round, src) for entry in self._arrived):
             return []
-        elif len(self._arrived) >= 4 * len(worker.view):
+        elif len(self._arrived) > len(worker.view) + self._apart():
             effects = [worker.refuse(src, "too many pushes")]
         else:
             self._arrived.append((push.round, src, push))
@@ -284,9 +278,13 @@ class SGPPeer:
         worker = self._worker
         if not worker.started or worker.finished or self._catch_up.active:
             return []
-        # In step, peers are apart by no more than news takes to go round the graph.
-        apart = 1 + self._overlap + num_hops(max(2, len(worker.view)))
-        return [Send(src, StateRequest())] if round_ > worker.round + apart else []
+        return [Send(src, StateRequest())] if round_ > worker.round + self._apart() else []
+
+    def _apart(self) -> int:
+        """Rounds that peers in step can be apart: each hop that news takes through the graph may
+        wait for its turn, and for the overlap."""
+        hops = num_hops(max(2, len(self._worker.view)))
+        return 1 + hops * (hops + self._overlap)
 
     def _on_state(self, src: PeerId, reply: StateReply, now: float) -> list[Effect]:
         worker = self._worker
