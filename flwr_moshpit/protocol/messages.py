@@ -57,6 +57,10 @@ class Plan:
     from_round: Round
     """The first round that it rules. A new shape waits for the end of a sweep."""
 
+    def __hash__(self) -> int:
+        # The id says it all; hashing every holder at each look-up costs as much as a small swarm.
+        return hash(self.id)
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

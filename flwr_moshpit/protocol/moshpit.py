@@ -644,7 +644,7 @@ class MoshpitPeer:
         first = self._planner.newest is None
         if not self._planner.learn(plan):
             return []
-        if first and self.me not in plan.holders:
+        if first and self.me not in grid_of(plan).cells_of:
             # The swarm began without me: it has a model that I do not have.
             self._tag_along = self._cells.weight == 0
         return self._take_up(plan, now)
