@@ -19,6 +19,7 @@ from flwr_moshpit.protocol.machine import (
     CorrectedSteps,
     Evaluate,
     Gradient,
+    GradientResult,
     Job,
     LocalSteps,
     Result,
@@ -169,9 +170,14 @@ def outcome_of(trainer: Trainer, item: WorkItem) -> Outcome:
         wrapped = TrainerError(f"client {item.client} failed in {kind}: {error!r}")
         wrapped.__cause__ = error
         return wrapped
-    vector = result.params if isinstance(result, Trained) else getattr(result, "gradient", None)
-    if vector is not None:
-        vector.setflags(write=False)
+    return _read_only(result)
+
+
+def _read_only(result: Result) -> Result:
+    if isinstance(result, Trained):
+        result.params.setflags(write=False)
+    elif isinstance(result, GradientResult):
+        result.gradient.setflags(write=False)
     return result
 
 
@@ -254,7 +260,8 @@ def _run(batch: list[WorkItem]) -> list[_Sent]:
 
 def _unpacked(sent: _Sent) -> Outcome:
     if not isinstance(sent, tuple):
-        return sent
+        # Pickling loses the flag.
+        return _read_only(sent)
     message, text = sent
     error = TrainerError(message)
     error.__cause__ = WorkerTraceback(text)

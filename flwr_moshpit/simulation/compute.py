@@ -24,7 +24,7 @@ from flwr_moshpit.protocol.machine import (
     LocalSteps,
     Trained,
 )
-from flwr_moshpit.simulation.agenda import Agenda
+from flwr_moshpit.simulation.agenda import Agenda, Ticket
 from flwr_moshpit.simulation.backend import ComputeBackend, Outcome, WorkItem
 from flwr_moshpit.trainer import Cost
 
@@ -69,7 +69,7 @@ class Slot:
 class Pending:
     """A job that has been submitted and not answered."""
 
-    __slots__ = ("began_s", "due_s", "item", "job_id", "outcome", "slot")
+    __slots__ = ("began_s", "due_s", "item", "job_id", "outcome", "slot", "ticket")
 
     def __init__(self, slot: Slot, job_id: JobId, item: WorkItem, now: float) -> None:
         self.slot = slot
@@ -77,6 +77,8 @@ class Pending:
         self.item = item
         self.began_s = now
         self.due_s = math.inf
+        self.ticket: Ticket | None = None
+        """For what the agenda does at `due_s`."""
         self.outcome: Outcome | None = None
 
 
@@ -129,6 +131,8 @@ class JobPool:
         """Forget a job; harmless if there is none."""
         pending = slot.jobs.pop(job_id, None)
         if pending is not None:
+            if pending.ticket is not None:
+                self._agenda.cancel(pending.ticket)
             self._account(pending)
 
     def clear(self, slot: Slot) -> None:
@@ -167,15 +171,15 @@ class JobPool:
         return max(1, int(budget_s / step_s)) if step_s > 0 else 1
 
     def _set_due(self, pending: Pending, due_s: float) -> None:
+        if pending.ticket is not None:
+            self._agenda.cancel(pending.ticket)
         pending.due_s = due_s
-        self._agenda.at(due_s, self._due, pending, due_s)
+        pending.ticket = self._agenda.at(due_s, self._due, pending)
 
     def _is_wanted(self, pending: Pending) -> bool:
         return pending.slot.jobs.get(pending.job_id) is pending
 
-    def _due(self, pending: Pending, due_s: float) -> None:
-        if pending.due_s != due_s or not self._is_wanted(pending):
-            return
+    def _due(self, pending: Pending) -> None:
         if pending.outcome is None:
             self._run(self._next_batch())
         self._finish(pending)

@@ -205,7 +205,7 @@ class Engine:
         """Deliver one event; False if there is none."""
         self._begin()
         before = self.delivered
-        while len(self._agenda):
+        while self._agenda.is_due():
             self._agenda.advance()
             if self.delivered != before:
                 return True
@@ -239,6 +239,7 @@ class Engine:
         if not found.port.alive:
             return
         found.go_down(self.now)
+        self._disarm(found)
         self.num_alive -= 1
         self.finished.pop(peer, None)
         if self._jobs is not None:
@@ -337,26 +338,36 @@ class Engine:
                 # An observer or interceptor has let it crash: the other effects never happen.
                 return
         deadline = machine.deadline
-        if deadline is not None and deadline < peer.armed_s:
+        if deadline is None or deadline == math.inf:
+            self._disarm(peer)
+        elif deadline < peer.armed_s:
             self._arm(peer, deadline)
 
     def _arm(self, peer: Peer, deadline: float) -> None:
-        peer.armed_s = max(deadline, self._agenda.now)
-        self._agenda.at(peer.armed_s, self._timer, peer, peer.armed_s)
+        self._disarm(peer)
+        peer.armed_s = deadline
+        peer.ticket = self._agenda.at(deadline, self._timer, peer)
 
-    def _timer(self, peer: Peer, armed_s: float) -> None:
-        if peer.armed_s != armed_s or peer.machine is None:
-            return
+    def _disarm(self, peer: Peer) -> None:
+        if peer.ticket is not None:
+            self._agenda.cancel(peer.ticket)
+            peer.ticket = None
+            peer.armed_s = math.inf
+
+    def _timer(self, peer: Peer) -> None:
+        peer.ticket = None
         peer.armed_s = math.inf
+        assert peer.machine is not None
         deadline = peer.machine.deadline
-        if deadline is None:
+        now = self._agenda.now
+        if deadline is None or deadline == math.inf:
             return
-        if deadline > armed_s:
-            # It has been put off since; once it comes to the front is early enough to see.
+        if deadline > now:
+            # It has been put off since; to see it when it comes to the front is early enough.
             self._arm(peer, deadline)
             return
-        peer.timers = peer.timers + 1 if peer.timer_s == armed_s else 0
-        peer.timer_s = armed_s
+        peer.timers = peer.timers + 1 if peer.timer_s == now else 0
+        peer.timer_s = now
         if peer.timers > _TIMERS_AT_ONCE_MAX:
             raise LocalProtocolError(
                 f"{peer.info.peer}'s deadline stays at {deadline} s however often its timer fires"

@@ -11,6 +11,7 @@ import numpy as np
 
 from flwr_moshpit.protocol.machine import Machine, PeerInfo, View
 from flwr_moshpit.simulation import compute
+from flwr_moshpit.simulation.agenda import Ticket
 from flwr_moshpit.simulation.compute import Slot
 from flwr_moshpit.simulation.network import Linked
 from flwr_moshpit.simulation.ports import Port
@@ -51,6 +52,7 @@ class Peer:
         "port",
         "since_s",
         "slot",
+        "ticket",
         "timer_s",
         "timers",
         "up_s",
@@ -71,8 +73,10 @@ class Peer:
         self.port = port
         self.slot = slot
         self.machine: Machine | None = None
+        self.ticket: Ticket | None = None
+        """For the timer in the agenda, which goes off at `armed_s`: at the machine's deadline, or
+        before that was put off."""
         self.armed_s = math.inf
-        """When the timer that is in the agenda goes off: at the machine's deadline or before."""
         self.timer_s = -1.0
         self.timers = 0
         """How often the timer has fired at `timer_s`."""
@@ -90,7 +94,6 @@ class Peer:
         """Its process is dead."""
         self.port.alive = False
         self.machine = None
-        self.armed_s = math.inf
         self.up_s += now - self.since_s
 
     def usage(self, now: float, busy_s: float) -> Usage:

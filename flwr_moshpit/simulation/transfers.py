@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from flwr_moshpit.simulation.agenda import Action, Agenda
+from flwr_moshpit.simulation.agenda import Action, Agenda, Ticket
 
 TOLERANCE = 0.01
 _PASSES = 12
@@ -36,7 +36,7 @@ class Pipe:
 class Flow:
     """One message under way: `left` bytes at `since_s`, which `rate` drains."""
 
-    __slots__ = ("action", "args", "down", "due_s", "left", "rate", "since_s", "up")
+    __slots__ = ("action", "args", "down", "due_s", "left", "rate", "since_s", "ticket", "up")
 
     def __init__(
         self, up: Pipe, down: Pipe, left: float, now: float, action: Action, args: tuple[Any, ...]
@@ -46,8 +46,9 @@ class Flow:
         self.left = left
         self.rate = 0.0
         self.since_s = now
+        self.ticket: Ticket | None = None
+        """For the agenda's next look at this flow at `due_s`, which is never after its end."""
         self.due_s = math.inf
-        """When the agenda looks at this flow again; never after its end."""
         self.action = action
         self.args = args
 
@@ -74,7 +75,7 @@ class Transfers:
         if flow in flow.up.flows:
             del flow.up.flows[flow]
             del flow.down.flows[flow]
-            flow.due_s = math.inf
+            self._look_away(flow)
             self._mark(flow)
 
     def _mark(self, flow: Flow) -> None:
@@ -108,12 +109,18 @@ class Transfers:
         end_s = flow.since_s + max(flow.left, 0.0) / flow.rate
         end_s = math.ceil(end_s * _TICKS_PER_S) / _TICKS_PER_S
         if end_s < flow.due_s:
+            self._look_away(flow)
             flow.due_s = end_s
-            self._agenda.at(end_s, self._look, flow, end_s)
+            flow.ticket = self._agenda.at(end_s, self._look, flow)
 
-    def _look(self, flow: Flow, due_s: float) -> None:
-        if flow.due_s != due_s:
-            return
+    def _look_away(self, flow: Flow) -> None:
+        if flow.ticket is not None:
+            self._agenda.cancel(flow.ticket)
+            flow.ticket = None
+            flow.due_s = math.inf
+
+    def _look(self, flow: Flow) -> None:
+        flow.ticket = None
         flow.due_s = math.inf
         now = self._agenda.now
         # Half a tick's bytes are rounding: the end was rounded up to a tick.
