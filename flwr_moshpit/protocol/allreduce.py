@@ -85,7 +85,8 @@ def unusable(data: object, size: int, dtype: np.dtype[Any], weight: float) -> st
     """
     if not isinstance(data, np.ndarray) or data.shape != (size,) or data.dtype != dtype:
         return "wrong length or type"
-    norm2 = float(np.dot(data, data)) * max(weight, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm2 = float(np.dot(data, data)) * max(weight, 1.0)
     if math.isfinite(norm2) and norm2 < float(np.finfo(dtype).max):
         return None
     if np.isnan(data).any():
@@ -155,7 +156,8 @@ class AllReduce:
             return {"answers": [peer for peer, answer in self._ballot.items() if not answer]}
         if self._promised > self.named.version:
             return {"new version": self.named.ranks[self._promised.rank]}
-        parts, averages = {}, {}
+        parts: dict[PeerId, None] = {}
+        averages: dict[PeerId, None] = {}
         for offset, (_, reducer) in self._pieces.items():
             if reducer == self.me:
                 parts.update(dict.fromkeys(self._missing_parts(offset)))

@@ -1,13 +1,15 @@
 """Matchmaking: the peers of one line of the grid become a Group, before a deadline.
 
 A `Lobby` is the leader's side for one key. Members announce when they expect to come and then
-arrive. The decision when to stop waiting is a pure function, `decide`:
+arrive. When to stop waiting is decided by `Lobby.decide`, which looks at nothing but its books:
 
 - when nobody else is expected, the group starts at once;
-- members that announced themselves are waited for as long as this raises the contributions per
-  second, so a straggler is left out as soon as it is known to be one;
-- members that say nothing are called, and waited for no longer than `patience` times the local
-  time of those who are here, beyond the median arrival. A death, or the answer that they are elsewhere, ends that;
+- the group goes at the pace of its median member: nobody starts before half of those who live are
+  here, so that a few fast devices do not run away with the rounds;
+- after that, members that announced themselves are waited for as long as this raises the
+  contributions per second, so a straggler is left out as soon as it is known to be one;
+- members that say nothing are called, and waited for no longer than `patience` times the median
+  member's local time. A death, or the answer that they are elsewhere, ends that;
 - in a round without training (a sweep) everybody who announced is waited for.
 
 Departs from the paper (section 3.1 and appendix): hivemind's leaders wait for a fixed window; here
@@ -19,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
 from flwr_moshpit.protocol.grid import Grid
 from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, View
@@ -45,6 +46,9 @@ STALL_S = 2.0
 
 SLACK = 0.06
 """A member counts as overdue this fraction of its local time after it had announced to come."""
+
+PATIENCE_S = 0.25
+"""Least patience with silent members: a call and its answer need a round trip, or two."""
 
 SWEEP_PATIENCE_S = 1.0
 """Least patience with silent members in a sweep: they may still hear of it."""
@@ -78,6 +82,7 @@ class Lobby:
         "closed",
         "etas",
         "expected",
+        "guesses",
         "group",
         "key",
         "later_round",
@@ -95,6 +100,8 @@ class Lobby:
         """Members that may still come or have come."""
         self.arrivals: dict[PeerId, Arrival] = {}
         self.etas: dict[PeerId, float] = {}
+        self.guesses: dict[PeerId, float] = {}
+        """Etas of members that have never done such a job before."""
         self.local_s: dict[PeerId, float] = {}
         self.called = False
         self.sweep = False
@@ -106,15 +113,20 @@ class Lobby:
         self.wake_at: float | None = None
 
     def announce(self, peer: PeerId, eta: float, local_s: float) -> None:
-        if peer in self.expected and peer not in self.arrivals:
-            # Nobody knows his own pace to the last percent, and messages take time.
-            self.etas[peer] = eta + SLACK * local_s
-            self.local_s[peer] = local_s
+        if peer not in self.expected or peer in self.arrivals:
+            return
+        if local_s <= 0:
+            self.guesses[peer] = eta
+            return
+        # Nobody knows his own pace to the last percent, and messages take time.
+        self.etas[peer] = eta + SLACK * local_s
+        self.local_s[peer] = local_s
 
     def arrive(self, peer: PeerId, arrival: Arrival, local_s: float, sweep: bool) -> None:
         self.expected[peer] = None
         self.arrivals.setdefault(peer, arrival)
         self.etas.pop(peer, None)
+        self.guesses.pop(peer, None)
         self.local_s[peer] = local_s
         self.sweep = self.sweep or sweep
 
@@ -123,9 +135,10 @@ class Lobby:
         self.expected.pop(peer, None)
         self.arrivals.pop(peer, None)
         self.etas.pop(peer, None)
+        self.guesses.pop(peer, None)
 
     def silent(self, now: float) -> list[PeerId]:
-        """Expected members of whom nothing is known, or who should have been here by now."""
+        """Expected members of whom nothing sure is known, or who should have been here by now."""
         return [
             peer
             for peer in self.expected
@@ -139,44 +152,46 @@ class Lobby:
         if len(self.arrivals) == len(self.expected):
             return Decision(True, None, False, "all are here")
         silent = self.silent(now)
-        coming = [eta for eta in self.etas.values() if eta > now]
-        here = sorted(arrival.at for arrival in self.arrivals.values())
-        local_s = median([self.local_s.get(peer, 0.0) for peer in self.arrivals])
-        if self.sweep:
-            target = max([*coming, here[-1]])
-            grace_s = max(patience * local_s, 4 * group_s, SWEEP_PATIENCE_S)
-        else:
-            target = best_close(here, coming, now, local_s + group_s)
-            grace_s = patience * local_s if local_s > 0 else max(4 * group_s, SWEEP_PATIENCE_S)
+        target, wait_from, grace_s = self._target(now, patience, group_s)
         call_at = None
         if silent:
-            middle = median(here + [eta for eta in coming if eta <= target])
-            waited_from = max(middle, target) if self.sweep else middle
-            call_at = waited_from + grace_s / 8
-            target = max(target, waited_from + grace_s)
+            target = max(target, wait_from + grace_s)
+            call_at = None if self.called else wait_from + grace_s / 8
         if now >= target:
             return Decision(True, None, False, "waited long enough" if silent else "worth no wait")
-        call = call_at is not None and now >= call_at and not self.called
-        wakes = [target, *coming]
-        if call_at is not None and not self.called and not call:
+        call = call_at is not None and now >= call_at
+        wakes = [target, *(eta for eta in self.etas.values() if eta > now)]
+        if call_at is not None and not call:
             wakes.append(call_at)
         return Decision(False, min(wakes), call, "waiting")
 
-
-def best_close(here: list[float], coming: list[float], now: float, cycle_s: float) -> float:
-    """The time at which closing gives the most contributions per second.
-
-    here: when the present members arrived, sorted. coming: when the announced ones will. cycle_s:
-    how long it takes a member to be back after a round that closed at its arrival. A group of one
-    brings nobody anything, so each group counts half a member less than it has.
-    """
-    begin = here[0] - cycle_s
-    best_time, best_rate = now, (len(here) - 0.5) / max(max(now, here[-1]) - begin, 1e-9)
-    for count, eta in enumerate(sorted(coming), start=len(here) + 1):
-        rate = (count - 0.5) / max(eta - begin, 1e-9)
-        if rate >= best_rate:
-            best_time, best_rate = eta, rate
-    return best_time
+    def _target(self, now: float, patience: float, group_s: float) -> tuple[float, float, float]:
+        """(until when to wait for those who announced, from when and how long for the silent)."""
+        here = sorted((arrival.at, self.local_s[peer]) for peer, arrival in self.arrivals.items())
+        coming = [(eta, self.local_s[peer]) for peer, eta in self.etas.items() if eta > now]
+        last = here[-1][0]
+        times = sorted(here + coming)
+        half = (len(self.expected) + 1) // 2
+        local_s = times[min(half, len(times)) - 1][1]
+        long_s = max(4 * patience * local_s, 4 * group_s, SWEEP_PATIENCE_S)
+        if self.sweep:
+            end = max(last, times[-1][0])
+            return end, end, long_s
+        guesses = [eta for eta in self.guesses.values() if eta > now]
+        known = sorted([time for time, _ in times] + guesses)
+        if len(known) < half:
+            # Most say nothing: they may all be in a slower group still, or cut off from me.
+            return last, last, long_s
+        middle = known[half - 1]
+        grace_s = max(patience * max(local_s, group_s), PATIENCE_S)
+        begin = middle - max(local_s + group_s, 1e-9)
+        # A group of one brings nobody anything, so each counts half a member less than it has.
+        best, best_rate = middle, 0.0
+        for count, (time, _) in enumerate(times, start=1):
+            rate = (count - 0.5) / (max(time, middle) - begin)
+            if time <= middle + grace_s or rate >= best_rate:
+                best, best_rate = max(time, middle), rate
+        return best, middle, grace_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +330,7 @@ class Rendezvous:
             return []
         lobby.called = True
         effects: list[Effect] = [
-            Send(peer, Call(lobby.key, lobby.sweep))
-            for peer in lobby.silent(now)
+            Send(peer, Call(lobby.key, lobby.sweep)) for peer in lobby.silent(now)
         ]
         again = lobby.decide(now, self._terms.patience, self.group_s)
         lobby.wake_at = again.wake_at

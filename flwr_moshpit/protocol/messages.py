@@ -92,7 +92,7 @@ class Announce(Message):
     key: GroupKey
     eta_s: float
     local_s: float
-    """How long my local steps take in all, as I estimate."""
+    """How long my local steps take in all; 0 if I have never done any: then `eta_s` is a guess."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ import numpy as np
 
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
-from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, well_formed
+from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, unusable, well_formed
 from flwr_moshpit.protocol.cells import Cells
 from flwr_moshpit.protocol.grid import grid_of
 from flwr_moshpit.protocol.machine import (
@@ -316,9 +316,9 @@ class MoshpitPeer:
         self._training = None
         self._local_s = now - training.began_at
         result = event.result
-        # `isfinite` would allocate a mask; a dot product is enough to see a NaN or an Inf.
-        if not np.isfinite(np.dot(result.params, result.params)):
-            report = Report("refused", {"peer": self.me, "reason": "NaN", "what": "training"})
+        reason = unusable(result.params, len(training.base), training.base.dtype, 1.0)
+        if reason:
+            report = Report("refused", {"peer": self.me, "reason": reason, "what": "training"})
             return [report, *self._after_training(now)]
         self._trained = (training.base, result)
         return self._after_training(now)
@@ -359,7 +359,7 @@ class MoshpitPeer:
         """Go to the lobbies of this round's lines, under the newest plan."""
         self.phase = Phase.MEETING
         self._met_at = now
-        self._planner.adopt(self.round)
+        self.round = self._planner.adopt(self.round)
         grid = self._planner.grid
         if grid is not None:
             self._cells.assign(grid.cells_of.get(self.me, []))
@@ -518,12 +518,22 @@ class MoshpitPeer:
             effects: list[Effect] = [Cancel(self._drop_training())]
             self.round = key.round
             return effects + self._meet(now)
+        if self.phase is Phase.IDLE:
+            return []
+        return [Send(src, Announce(key, self._left_s(now), self._local_s))]
+
+    def _left_s(self, now: float) -> float:
+        """My best guess, in seconds, of when I shall be free for another group."""
         training = self._training
-        if training is not None and (self._local_s > 0 or key.round > training.round):
-            passed = now - training.began_at
-            left = self._local_s - passed
-            return [Send(src, Announce(key, left if left > 0 else passed / 2, self._local_s))]
-        return []
+        if training is None:
+            return self._local_s + self._rendezvous.group_s
+        passed_s = now - training.began_at
+        left_s = self._local_s - passed_s
+        if left_s <= 0:
+            # Later than ever before, or the first time: as long again as half of what it took.
+            left_s = passed_s / 2
+            training.slip_at = now + left_s
+        return left_s
 
     def _on_group_named(self, src: PeerId, named: GroupNamed, now: float) -> list[Effect]:
         known = self._groups.get(named.group)
@@ -579,10 +589,7 @@ class MoshpitPeer:
             effects += self._take_up(plan, now)
         training = self._training
         if training is not None and training.slip_at is not None and training.slip_at <= now:
-            # Later than announced. Half of what it took so far is the best guess for the rest.
-            left_s = (now - training.began_at) / 2
-            training.slip_at = now + left_s
-            effects += self._announce(Round(training.round), left_s, now)
+            effects += self._announce(Round(training.round), self._left_s(now), now)
         effects += self._rendezvous.on_timer(self._view, now)
         for seat in list(self._seats):
             if seat.allreduce is not None:

@@ -50,11 +50,18 @@ class Planner:
         self._next = plan
         return True
 
-    def adopt(self, round: Round) -> None:
-        """Follow the newest plan from now on, unless it rules only later rounds."""
+    def adopt(self, round: Round) -> Round:
+        """Follow the newest plan from now on, unless it rules only later rounds. Returns the round
+        to go on with: a peer without a cell has nothing to do before its first plan with one."""
         plan = self._next
-        if plan is not None and (self.grid is None or plan.from_round <= round):
+        if plan is None:
+            return round
+        homeless = self.grid is None or self._me not in self.grid.cells_of
+        if homeless and self._me in plan.holders:
+            round = max(round, plan.from_round)
+        if self.grid is None or plan.from_round <= round:
             self.grid, self._next = grid_of(plan), None
+        return round
 
     def on_view(self, view: View, now: float) -> None:
         """Replan if that is mine to do and somebody has no cell or a cell has nobody."""
