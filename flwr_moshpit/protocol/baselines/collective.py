@@ -15,8 +15,6 @@ are there the coordinator names the ring and everybody reduces around it. Stated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 
 from flwr_moshpit.protocol.baselines.common import (
@@ -37,7 +35,8 @@ from flwr_moshpit.protocol.baselines.messages import (
     StateReply,
     StateRequest,
 )
-from flwr_moshpit.protocol.baselines.ring_reduce import RingReduce
+from flwr_moshpit.protocol.baselines.ring_reduce import NO_RING, RingAttempt, ring_flaw
+from flwr_moshpit.protocol.baselines.roll_call import GroupOf, RollCall
 from flwr_moshpit.protocol.machine import (
     ComputeDone,
     ComputeFailed,
@@ -56,9 +55,6 @@ from flwr_moshpit.protocol.machine import (
     ViewChanged,
 )
 
-GroupOf = Callable[[Sequence[PeerId], PeerId, int], Sequence[PeerId]]
-"""(living peers in order, peer, round) -> that peer's group, the coordinator first."""
-
 
 class CollectivePeer:
     """idle -> (catching up) -> training -> waiting (ready, no ring) -> reducing -> training ...
@@ -70,18 +66,14 @@ class CollectivePeer:
         self, worker: Worker, group_of: GroupOf, rng: np.random.Generator, incarnation: int
     ) -> None:
         self._worker = worker
-        self._group_of = group_of
         self._catch_up = CatchUp(rng, incarnation > 0, self._begin)
         self._backoff = Backoff()
         self._slow_backoff = Backoff(STATE_RETRY_S)
         self._phase = "idle"
         self._times = RoundTimes(0.0, 0.0, 0.0)
-        self._ready: dict[PeerId, Ready] = {}
-        # Not waited for in this round; True if it should get the round's result.
-        self._absent: dict[PeerId, bool] = {}
+        self._roll = RollCall(worker, group_of)
         self._attempt = 0
-        self._ring: Ring | None = None
-        self._reduce: RingReduce | None = None
+        self._ring: RingAttempt | None = None
         self._early: list[tuple[PeerId, Chunk]] = []
 
     @property
@@ -131,13 +123,12 @@ class CollectivePeer:
 
     def _begin(self, now: float) -> list[Effect]:
         worker = self._worker
-        self._absent = {}
+        self._roll.begin()
         self._attempt = 0
-        self._ring = self._reduce = None
+        self._ring = None
         self._early = []
         self._backoff.clear()
         self._slow_backoff.clear()
-        self._ready = {peer: r for peer, r in self._ready.items() if r.round >= worker.round}
         if worker.done or not worker.started:
             self._phase = "idle"
             return worker.finish() if worker.done else []
@@ -159,41 +150,24 @@ class CollectivePeer:
 
     def _announce(self, now: float) -> list[Effect]:
         """Tell the coordinator that this peer is ready, or name the ring if that is this peer."""
-        worker = self._worker
-        coordinator = self._group()[0]
-        if coordinator == worker.peer:
+        coordinator = self._roll.coordinator
+        if coordinator == self._worker.peer:
             return self._name_if_complete(now)
-        return [Send(coordinator, self._my_ready())]
-
-    def _my_ready(self) -> Ready:
-        worker = self._worker
-        return Ready(worker.round, worker.weight, worker.params.size, worker.schema)
-
-    def _group(self) -> list[PeerId]:
-        worker = self._worker
-        group = self._group_of(list(worker.view), worker.peer, worker.round)
-        return [peer for peer in group if peer not in self._absent]
-
-    def _is_ready(self, peer: PeerId) -> bool:
-        ready = self._ready.get(peer)
-        return ready is not None and ready.round == self._worker.round
+        return [Send(coordinator, self._roll.mine())]
 
     def _name_if_complete(self, now: float) -> list[Effect]:
         worker = self._worker
-        group = self._group()
-        if self._phase != "waiting" or group[0] != worker.peer or self._missing(group):
+        if self._phase != "waiting" or self._roll.missing():
             return []
-        # Whoever came by another view is welcome too.
-        extra = [p for p in sorted(self._ready) if self._is_ready(p) and p not in group]
-        members = group + [p for p in extra if p in worker.view and p not in self._absent]
-        weights = [worker.weight if p == worker.peer else self._ready[p].weight for p in members]
+        if self._roll.coordinator != worker.peer:
+            return []
+        members = self._roll.members()
         self._attempt += 1
-        ring = Ring(worker.round, self._attempt, worker.peer, tuple(members), tuple(weights))
+        ring = Ring(
+            worker.round, self._attempt, worker.peer, tuple(members), tuple(members.values())
+        )
         tell: list[Effect] = [Send(peer, ring) for peer in members if peer != worker.peer]
         return tell + self._enter(ring, now)
-
-    def _missing(self, group: list[PeerId]) -> list[PeerId]:
-        return [p for p in group if p != self._worker.peer and not self._is_ready(p)]
 
     def _enter(self, ring: Ring, now: float) -> list[Effect]:
         worker = self._worker
@@ -203,45 +177,26 @@ class CollectivePeer:
         self._backoff.clear()
         self._slow_backoff.arm(now)
         self._attempt = ring.attempt
-        self._ring = ring
-        self._reduce = RingReduce(ring.members.index(worker.peer), ring.weights, worker.params)
-        if self._reduce.num_steps == 0:
-            return self._complete(now)
-        effects = self._send_chunk(0)
+        self._ring = RingAttempt(ring, worker.peer, worker.params)
+        if self._ring.reduce.num_steps == 0:
+            return self._complete(self._ring, now)
+        effects: list[Effect] = [worker.send(self._ring.after, self._ring.chunk(0))]
         early, self._early = self._early, []
         for src, chunk in early:
             effects += self._on_chunk(src, chunk, now)
         return effects
 
-    def _send_chunk(self, step: int) -> list[Effect]:
-        assert self._ring is not None
-        assert self._reduce is not None
-        ring = self._ring
-        data = self._reduce.outgoing(step)
-        chunk = Chunk(ring.round, ring.attempt, ring.coordinator, step, data)
-        return [self._worker.send(self._beside(1), chunk)]
-
-    def _beside(self, offset: int) -> PeerId:
-        """The member before (-1) or after (1) this one on the ring."""
-        assert self._ring is not None
-        members = self._ring.members
-        return members[(members.index(self._worker.peer) + offset) % len(members)]
-
-    def _complete(self, now: float) -> list[Effect]:
-        worker = self._worker
-        assert self._ring is not None
-        assert self._reduce is not None
-        assert self._reduce.result is not None
-        ring = self._ring
+    def _complete(self, attempt: RingAttempt, now: float) -> list[Effect]:
+        worker, ring = self._worker, attempt.ring
+        assert attempt.reduce.result is not None
         effects: list[Effect] = [
             self._times.report(
                 now, worker, contributors=len(ring.members), weight=sum(ring.weights)
             )
         ]
-        worker.advance(self._reduce.result)
+        worker.advance(attempt.reduce.result)
         if ring.coordinator == worker.peer:
-            owed = [p for p, owed in self._absent.items() if owed and p in worker.view]
-            effects += [worker.state_reply(peer) for peer in owed]
+            effects += [worker.state_reply(peer) for peer in self._roll.owed()]
         return effects + self._begin(now)
 
     # What others say
@@ -270,14 +225,12 @@ class CollectivePeer:
 
     def _on_ready(self, src: PeerId, ready: Ready, now: float) -> list[Effect]:
         worker = self._worker
-        flaw = worker.flaw(worker.params, ready.weight, ready.schema)
-        if not flaw and ready.dim != worker.params.size:
-            flaw = f"dimension {ready.dim} instead of {worker.params.size}"
+        flaw = self._roll.flaw(ready)
         if flaw:
             return [worker.refuse(src, flaw), *self._without(src, now, owed=True)]
         if ready.round < worker.round:
             return [worker.state_reply(src)]
-        self._ready[src] = ready
+        self._roll.arrived(src, ready)
         if worker.finished:
             return [Send(src, Elsewhere(ready.round, worker.round))]
         return self._name_if_complete(now)
@@ -290,10 +243,11 @@ class CollectivePeer:
             return [Send(src, Elsewhere(round_, worker.round))]
         if round_ > worker.round:
             return []
-        if self._phase == "waiting" and self._group()[0] == src:
-            return [Send(src, self._my_ready())]
-        led = self._ring.coordinator if self._phase == "reducing" and self._ring else None
-        if self._phase == "waiting" or led not in (None, src):
+        if self._phase == "waiting" and self._roll.coordinator == src:
+            return [Send(src, self._roll.mine())]
+        reducing = self._phase == "reducing" and self._ring is not None
+        led = self._ring.ring.coordinator if reducing and self._ring is not None else src
+        if self._phase == "waiting" or led != src:
             return [Send(src, Elsewhere(round_, worker.round))]
         return []
 
@@ -303,58 +257,53 @@ class CollectivePeer:
             return [worker.state_reply(src)]
         if ring.round > worker.round:
             return []
-        flaw = self._ring_flaw(src, ring)
+        flaw = ring_flaw(ring, src, worker.peer) or self._roll.weights_flaw(ring.weights)
         if flaw:
             return [worker.refuse(src, flaw)]
-        current = (0, "") if self._ring is None else (self._ring.attempt, self._ring.coordinator)
-        newer = (ring.attempt, ring.coordinator) > current
-        if self._phase not in ("waiting", "reducing") or not newer:
-            return []
-        return self._enter(ring, now)
+        newer = (ring.attempt, str(ring.coordinator)) > self._key
+        return self._enter(ring, now) if newer and self._in_exchange else []
 
-    def _ring_flaw(self, src: PeerId, ring: Ring) -> str:
-        worker = self._worker
-        if src != ring.coordinator or worker.peer not in ring.members:
-            return "a ring that is not its own, or not this peer's"
-        if len(ring.weights) != len(ring.members) or len(dict.fromkeys(ring.members)) < len(
-            ring.members
-        ):
-            return "a ring with a member twice, or without a weight"
-        flaws = [worker.flaw(worker.params, weight) for weight in ring.weights]
-        return next((flaw for flaw in flaws if flaw), "")
+    @property
+    def _key(self) -> tuple[int, str]:
+        return NO_RING if self._ring is None else self._ring.key
+
+    @property
+    def _in_exchange(self) -> bool:
+        return self._phase in ("waiting", "reducing")
 
     def _on_chunk(self, src: PeerId, chunk: Chunk, now: float) -> list[Effect]:
-        worker, ring, reduce = self._worker, self._ring, self._reduce
-        if chunk.round != worker.round or self._phase not in ("waiting", "reducing"):
+        worker, attempt = self._worker, self._ring
+        if chunk.round != worker.round or not self._in_exchange:
             return []
-        current = (0, "") if ring is None else (ring.attempt, ring.coordinator)
-        if (chunk.attempt, chunk.coordinator) > current:
+        key = (chunk.attempt, str(chunk.coordinator))
+        if key > self._key:
             # The member before heard of the ring first. It sends no more than N-1 ahead.
             if len(self._early) < 2 * len(worker.view):
                 self._early.append((src, chunk))
             return []
-        if ring is None or reduce is None or (chunk.attempt, chunk.coordinator) < current:
+        if attempt is None or key < attempt.key or attempt.is_void:
             return []
+        reduce = attempt.reduce
+        if src != attempt.before:
+            return [worker.refuse(src, "a chunk from elsewhere on the ring")]
         if chunk.step < reduce.step:
             return []
-        if src != self._beside(-1):
-            return [worker.refuse(src, "a chunk from elsewhere on the ring")]
         flaw = reduce.flaw(chunk.step, chunk.data)
         if flaw:
             return [worker.refuse(src, flaw), *self._give_up(src, flaw, now)]
         step = reduce.take(chunk.data)
         if step is not None:
-            return self._send_chunk(step)
-        return self._complete(now)
+            return [worker.send(attempt.after, attempt.chunk(step))]
+        return self._complete(attempt, now)
 
     def _on_broken(self, src: PeerId, broken: Broken, now: float) -> list[Effect]:
-        worker, ring = self._worker, self._ring
-        if ring is None or src not in ring.members or self._phase != "reducing":
+        if self._ring is None or self._phase != "reducing":
             return []
-        if (broken.round, broken.attempt) != (ring.round, ring.attempt):
+        me, ring = self._worker.peer, self._ring.ring
+        if src not in ring.members or (broken.round, broken.attempt) != (ring.round, ring.attempt):
             return []
-        if ring.coordinator == worker.peer:
-            return self._exclude(src if broken.peer == worker.peer else broken.peer, now)
+        if ring.coordinator == me:
+            return self._exclude(src if broken.peer == me else broken.peer, now)
         return self._exclude(broken.peer, now) if broken.peer == ring.coordinator else []
 
     def _on_state(self, src: PeerId, reply: StateReply, now: float) -> list[Effect]:
@@ -367,7 +316,7 @@ class CollectivePeer:
         if reply.round <= worker.round:
             return self._catch_up.end(now)
         self._catch_up.cancel()
-        ring = self._ring
+        ring = None if self._ring is None else self._ring.ring
         if self._phase == "reducing" and ring is not None and src not in ring.members:
             # Another group's progress is no reason to break this ring.
             return []
@@ -384,45 +333,43 @@ class CollectivePeer:
         self._worker.view = event.view
         effects: list[Effect] = []
         for peer in event.lost:
-            self._ready.pop(peer, None)
             effects += self._catch_up.on_lost(peer, now)
             effects += self._without(peer, now, owed=False)
-            self._absent.pop(peer, None)
+            self._roll.forget(peer)
         if self._phase == "waiting":
             effects += self._announce(now)
         return effects
 
     def _without(self, peer: PeerId, now: float, *, owed: bool) -> list[Effect]:
         """Go on without `peer` in this round."""
-        worker = self._worker
-        if self._phase not in ("waiting", "reducing") or peer == worker.peer:
+        if not self._in_exchange or peer == self._worker.peer:
             return []
         if self._phase == "waiting":
-            led = self._group()[0]
-            self._absent[peer] = owed
+            led = self._roll.coordinator
+            self._roll.leave_out(peer, owed=owed)
             return self._announce(now) if peer == led else self._name_if_complete(now)
-        if self._ring is not None and peer in self._ring.members:
+        if self._ring is not None and peer in self._ring.ring.members:
             return self._give_up(peer, "lost", now)
         return []
 
     def _give_up(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
         """This attempt cannot end, because of `peer`: tell who leads it, or take the lead away."""
-        worker, ring = self._worker, self._ring
-        assert ring is not None
+        assert self._ring is not None
+        me, ring = self._worker.peer, self._ring.ring
         broken = Broken(ring.round, ring.attempt, peer, reason)
-        if ring.coordinator == worker.peer:
+        if ring.coordinator == me:
             return self._exclude(peer, now)
         if ring.coordinator != peer:
             return [Send(ring.coordinator, broken)]
-        tell: list[Effect] = [Send(p, broken) for p in ring.members if p not in (peer, worker.peer)]
+        tell: list[Effect] = [Send(p, broken) for p in ring.members if p not in (peer, me)]
         return tell + self._exclude(peer, now)
 
     def _exclude(self, peer: PeerId, now: float) -> list[Effect]:
         """The attempt is void, the next goes on without `peer`."""
-        self._absent[peer] = True
-        self._ready.pop(peer, None)
+        self._roll.leave_out(peer, owed=True)
         self._phase = "waiting"
-        self._reduce = None
+        if self._ring is not None:
+            self._ring.is_void = True
         self._slow_backoff.clear()
         self._backoff.arm(now)
         return self._announce(now)
@@ -431,15 +378,16 @@ class CollectivePeer:
         effects = self._catch_up.on_timer(now)
         worker = self._worker
         if self._backoff.due(now) and self._phase == "waiting":
-            group = self._group()
-            if group[0] != worker.peer:
-                return [*effects, Send(group[0], self._my_ready())]
-            return [*effects, *(Send(p, Ask(worker.round)) for p in self._missing(group))]
+            coordinator = self._roll.coordinator
+            if coordinator != worker.peer:
+                return [*effects, Send(coordinator, self._roll.mine())]
+            return [*effects, *(Send(p, Ask(worker.round)) for p in self._roll.missing())]
         if self._slow_backoff.due(now) and self._phase == "reducing":
             assert self._ring is not None
-            if self._ring.coordinator != worker.peer:
-                return [*effects, Send(self._ring.coordinator, self._my_ready())]
-            others = [p for p in self._ring.members if p != worker.peer]
+            ring = self._ring.ring
+            if ring.coordinator != worker.peer:
+                return [*effects, Send(ring.coordinator, self._roll.mine())]
+            others = [p for p in ring.members if p != worker.peer]
             return [*effects, *(Send(p, Ask(worker.round)) for p in others)]
         return effects
 
@@ -450,7 +398,7 @@ class CollectivePeer:
         if self._phase == "reducing":
             return effects
         waiting = self._phase == "waiting"
-        coordinator = self._group()[0] if waiting else worker.peer
+        coordinator = self._roll.coordinator if waiting else worker.peer
         self._phase = "idle"
         self._backoff.clear()
         self._catch_up.cancel()

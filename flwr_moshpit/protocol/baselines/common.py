@@ -245,13 +245,18 @@ class Worker:
         """Why a model, its weight or its schema cannot be used; empty if they can."""
         if schema is not None and schema != self.schema:
             return "schema differs"
-        if not 0 <= weight <= self._weight_max:
-            return f"weight {weight} is not in [0, {self._weight_max:g}]"
         if params.shape != self.params.shape:
             return f"shape {params.shape} instead of {self.params.shape}"
         if params.dtype != self.params.dtype:
             return f"dtype {params.dtype} instead of {self.params.dtype}"
-        return "" if usable(params) else "not finite, or too large to be summed"
+        if not usable(params):
+            return "not finite, or too large to be summed"
+        return self.weight_flaw(weight)
+
+    def weight_flaw(self, weight: float) -> str:
+        if 0 <= weight <= self._weight_max:
+            return ""
+        return f"weight {weight} is not in [0, {self._weight_max:g}]"
 
     def refuse(self, peer: PeerId, reason: str) -> Report:
         count = self._num_refused.get(peer, 0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from flwr_moshpit.protocol.machine import PeerId
@@ -54,10 +55,18 @@ def random_group(
 
     There are ceil(N / group_size) groups, whose sizes differ by at most one.
     """
+    return _random_groups(tuple(peers), round_, group_size)[me]
 
+
+# Every peer of a simulated swarm asks for the same few shuffles.
+@lru_cache(maxsize=16)
+def _random_groups(
+    peers: tuple[PeerId, ...], round_: int, group_size: int
+) -> dict[PeerId, tuple[PeerId, ...]]:
     def draw(peer: PeerId) -> bytes:
         return blake2b(f"{round_}/{peer}".encode(), digest_size=16).digest()
 
     shuffled = sorted(peers, key=draw)
     num_groups = -(-len(shuffled) // group_size)
-    return tuple(shuffled[shuffled.index(me) % num_groups :: num_groups])
+    groups = [tuple(shuffled[k::num_groups]) for k in range(num_groups)]
+    return {peer: group for group in groups for peer in group}

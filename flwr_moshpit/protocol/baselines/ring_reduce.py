@@ -14,7 +14,39 @@ import math
 from collections.abc import Sequence
 
 from flwr_moshpit.protocol.baselines.common import usable
-from flwr_moshpit.protocol.machine import Vector
+from flwr_moshpit.protocol.baselines.messages import Chunk, Ring
+from flwr_moshpit.protocol.machine import PeerId, Vector
+
+NO_RING = (0, "")
+
+
+class RingAttempt:
+    """A ring that was named, as one of its members sees it."""
+
+    def __init__(self, ring: Ring, me: PeerId, vector: Vector) -> None:
+        place = ring.members.index(me)
+        self.ring = ring
+        self.key = (ring.attempt, str(ring.coordinator))
+        """The higher one of two rings of a round counts."""
+        self.before = ring.members[place - 1]
+        self.after = ring.members[(place + 1) % len(ring.members)]
+        self.reduce = RingReduce(place, ring.weights, vector)
+        self.is_void = False
+
+    def chunk(self, step: int) -> Chunk:
+        """What goes to `after` in `step`."""
+        ring = self.ring
+        return Chunk(ring.round, ring.attempt, ring.coordinator, step, self.reduce.outgoing(step))
+
+
+def ring_flaw(ring: Ring, src: PeerId, me: PeerId) -> str:
+    """Why a ring named by `src` cannot be used; empty if it can."""
+    members = ring.members
+    if src != ring.coordinator or me not in members:
+        return "a ring that is not its own, or not this peer's"
+    if len(ring.weights) != len(members) or len(dict.fromkeys(members)) < len(members):
+        return "a ring with a member twice, or without a weight"
+    return ""
 
 
 class RingReduce:
