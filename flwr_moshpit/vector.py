@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -165,9 +166,10 @@ class Layout:
         if vector.shape != (self.dim,):
             raise SchemaError(f"the vector has shape {vector.shape}, the model needs ({self.dim},)")
         named: dict[str, Any] = {}
+        dtype = vector.dtype.name
         for spec in self.averaged:
             view = vector[self.slices[spec.name]].reshape(spec.shape)
-            named[spec.name] = _as_dtype(view, spec.dtype)
+            named[spec.name] = view if spec.dtype == dtype else _as_dtype(view, spec.dtype)
         for name in self.kept_names:
             if kept is None or name not in kept:
                 raise SchemaError(f"array {name!r} is not averaged and was not given")
@@ -251,17 +253,22 @@ def _as_numpy(array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)
     # Flower's own `Array.numpy()` copies the data out of the NPY bytes; reading the header and
     # looking at the rest saves that copy.
-    file = io.BytesIO(array.data)
-    version = np.lib.format.read_magic(file)
-    read_header = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read_header is None:
+    begin = _npy_begin(array.data)
+    if begin is None:
         return np.load(io.BytesIO(array.data), allow_pickle=False)  # type: ignore[no-any-return]
-    shape, fortran_order, dtype = read_header(file)
-    flat = np.frombuffer(array.data, dtype, math.prod(shape), file.tell())
+    shape, fortran_order, dtype = _npy_header(array.data[:begin])
+    flat = np.frombuffer(array.data, dtype, math.prod(shape), begin)
     return flat.reshape(shape, order="F" if fortran_order else "C")
+
+
+def _npy_begin(data: bytes) -> int | None:
+    """Where the values begin in an NPY file of version 1.0; None in any other."""
+    return 10 + int.from_bytes(data[8:10], "little") if data[:8] == b"\x93NUMPY\x01\x00" else None
+
+
+@lru_cache(maxsize=4096)
+def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    return np.lib.format.read_array_header_1_0(io.BytesIO(header[8:]))
 
 
 def _copy(array: Any, out: np.ndarray[Any, Any]) -> None:
@@ -286,8 +293,6 @@ def _clone(array: Any) -> Any:
 
 
 def _as_dtype(view: np.ndarray[Any, Any], dtype: str) -> Any:
-    if dtype == view.dtype.name:
-        return view
     if dtype == "bfloat16":
         import torch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,18 +38,26 @@ class Config(ConfigRecord):
 
 def array_record(arrays: Mapping[str, Any]) -> ArrayRecord:
     """Flower's form of ndarrays, by one copy of each."""
-    return ArrayRecord({name: _array(np.asarray(array)) for name, array in arrays.items()})
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = _array(np.asarray(array))
+    return record
 
 
 def _array(array: np.ndarray[Any, Any]) -> Array:
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-    )
     # `Array(array)` would copy the data twice, in `numpy.save` and out of its buffer.
     body = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    data = b"".join((header.getvalue(), body.data))
+    data = b"".join((_npy_header(array.dtype.str, array.shape), body.data))
     return Array(str(array.dtype), array.shape, "numpy.ndarray", data)
+
+
+@lru_cache(maxsize=4096)
+def _npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
+    return file.getvalue()
 
 
 def scratch(context: Context) -> Context:

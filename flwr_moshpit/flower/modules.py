@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 import traceback
@@ -86,8 +87,11 @@ class AppModules:
             sys.path.remove(str(self._path))
 
     def _owns(self, module: ModuleType) -> bool:
-        places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-        return any(place and Path(place).is_relative_to(self._path) for place in places)
+        # Looked up in its `__dict__`, because some modules answer to every attribute.
+        own = getattr(module, "__dict__", {})
+        places = [own.get("__file__"), *own.get("__path__", ())]
+        inside = str(self._path) + os.sep
+        return any(isinstance(place, str) and place.startswith(inside) for place in places)
 
     def _top_level_names(self) -> frozenset[str]:
         """The names that an import finds in the app's folder.

@@ -1,0 +1,1 @@
+"""Recognising handwritten digits, as a Flower app."""

@@ -1,0 +1,1 @@
+"""Recognising movements from a smartwatch, as a Flower app."""
