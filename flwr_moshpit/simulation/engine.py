@@ -44,7 +44,7 @@ from flwr_moshpit.simulation.agenda import Agenda
 from flwr_moshpit.simulation.backend import ComputeBackend
 from flwr_moshpit.simulation.compute import JobPool, Slot
 from flwr_moshpit.simulation.digest import Digest
-from flwr_moshpit.simulation.interrupts import deferred_interrupts
+from flwr_moshpit.simulation.interpreter import deferred_interrupts, rare_collections
 from flwr_moshpit.simulation.membership import Delays, SimulatedMembership
 from flwr_moshpit.simulation.network import Network
 from flwr_moshpit.simulation.peers import Device, MachineFactory, Peer, Usage
@@ -191,7 +191,7 @@ class Engine:
         self._begin()
         agenda = self._agenda
         limit_s = math.inf if until_s is None else until_s
-        with deferred_interrupts(self.interrupt):
+        with deferred_interrupts(self.interrupt), rare_collections():
             while agenda.is_due(limit_s):
                 agenda.advance()
                 if self._interrupted:
