@@ -323,6 +323,7 @@ class FlowerTrainer:
         return self._found
 
     def _initial_arrays(self, seed: int) -> dict[str, Any]:
+        self._calls.client_app()  # which says first what is wrong with the app
         with user_code(Call(None), seed):
             found = find_initial(self._calls, self._initial, max(1, self._num_clients))
         self._train_config = found.train_config

@@ -112,6 +112,8 @@ class Reply:
                     f"returned array {name!r} with shape {tuple(array.shape)} instead of "
                     f"{shapes[name]}"
                 )
+            if not array.dtype.startswith("float"):
+                raise self._error(f"returned array {name!r} of {array.dtype} instead of floats")
         if optional and any(name in arrays for name in shapes):
             return arrays
         for name in shapes:
