@@ -46,9 +46,9 @@ class Claim:
         return Stamp(self.info.incarnation, self.version)
 
     @property
-    def order(self) -> tuple[Stamp, int]:
+    def order(self) -> tuple[int, int, int]:
         """Of two claims about one peer the higher order wins."""
-        return (self.stamp, RANKS[self.status])
+        return (self.info.incarnation, self.version, RANKS[self.status])
 
     @property
     def is_up(self) -> bool:
