@@ -1,0 +1,190 @@
+"""The transport of real peers: gRPC over mutual TLS. See `mesh.py` for everything above frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import grpc
+
+from flwr_moshpit.errors import RemoteProtocolError, TransportError
+from flwr_moshpit.protocol.machine import PeerId
+from flwr_moshpit.runtime.carrier import Accept, Pipe
+from flwr_moshpit.runtime.identity import Identity
+from flwr_moshpit.runtime.mesh import Mesh, Settings
+from flwr_moshpit.runtime.wire import Limits
+
+SERVICE = "flwr_moshpit.peer.Peer"
+METHOD = "Link"
+
+KEEPALIVE_S = 5.0
+"""Silence after which a connection is probed, and how long the answer may take. A death is known
+sooner, by the membership; this ends what nobody watches."""
+UNUSED_S = 10.0
+"""A connection that carries no link for this long is closed."""
+
+
+class GrpcTransport(Mesh):
+    """A `Transport` between processes. `bind`: "HOST:PORT" to listen on, port 0 for a free one.
+
+    `advertised`: the address that others should dial, where it differs from the one bound.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        bind: str,
+        limits: Limits,
+        *,
+        advertised: str | None = None,
+        incarnation: int = 0,
+        settings: Settings | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        carrier = GrpcCarrier(identity, bind, advertised, limits, settings.handshake_s)
+        super().__init__(
+            identity.swarm,
+            identity.peer,
+            carrier,
+            limits,
+            incarnation=incarnation,
+            settings=settings,
+        )
+        carrier.refusals = self.refusals
+
+
+class GrpcCarrier:
+    """Dials and listens. Both ends of every connection know who the other is, from TLS."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        bind: str,
+        advertised: str | None,
+        limits: Limits,
+        handshake_s: float,
+    ) -> None:
+        self._identity = identity
+        self._bind = bind
+        self._advertised = advertised
+        self._handshake_s = handshake_s
+        self.refusals: Counter[str] = Counter()
+        self._options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", limits.frame_bytes),
+            ("grpc.max_send_message_length", limits.frame_bytes),
+            ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_S)),
+            ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_S)),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.lookahead_bytes", 1 << 20),
+        ]
+        self._accept: Accept | None = None
+        self._server: Any = None
+
+    async def start(self, accept: Accept) -> str:
+        self._accept = accept
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        options = [
+            *self._options,
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", int(1000 * self._handshake_s)),
+            ("grpc.max_connection_idle_ms", int(1000 * UNUSED_S)),
+            ("grpc.max_concurrent_streams", 4),
+            ("grpc.http2.min_ping_interval_without_data_ms", int(500 * KEEPALIVE_S)),
+            ("grpc.http2.max_ping_strikes", 0),
+        ]
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})]
+        )
+        try:
+            port = self._server.add_secure_port(self._bind, self._identity.server_credentials())
+        except RuntimeError as error:
+            raise TransportError(f"cannot listen on {self._bind}: is the port free?") from error
+        await self._server.start()
+        return self._advertised or f"{self._bind.rpartition(':')[0]}:{port}"
+
+    async def dial(self, peer: PeerId, address: str) -> Pipe:
+        channel = grpc.aio.secure_channel(
+            address,
+            self._identity.channel_credentials(),
+            options=[
+                *self._options,
+                *self._identity.channel_options(peer),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.enable_retries", 0),
+            ],
+        )
+        return _Dialled(channel, channel.stream_stream(f"/{SERVICE}/{METHOD}")())
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+
+    async def _serve(self, requests: Any, context: Any) -> None:
+        if self._accept is None:
+            return
+        try:
+            peer = self._identity.peer_of(context.auth_context())
+        except RemoteProtocolError:
+            self.refusals["certificate"] += 1
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED)
+        await self._accept(_Accepted(context), peer)
+
+
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What gRPC raises when a call is over, whoever ended it."""
+
+
+class _Dialled:
+    """The pipe of a call that this side made, on a channel of its own."""
+
+    def __init__(self, channel: Any, call: Any) -> None:
+        self._channel = channel
+        self._call = call
+
+    async def write(self, frame: bytes) -> None:
+        try:
+            await self._call.write(frame)
+        except _BROKEN as error:
+            raise _broken(error) from error
+
+    async def read(self) -> bytes | None:
+        try:
+            frame = await self._call.read()
+        except _BROKEN as error:
+            raise _broken(error) from error
+        return None if frame is grpc.aio.EOF else frame
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+
+class _Accepted:
+    """The pipe of a call that came in; it ends when its handler returns."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def write(self, frame: bytes) -> None:
+        try:
+            await self._context.write(frame)
+        except _BROKEN as error:
+            raise _broken(error) from error
+
+    async def read(self) -> bytes | None:
+        try:
+            frame = await self._context.read()
+        except _BROKEN as error:
+            raise _broken(error) from error
+        return None if frame is grpc.aio.EOF else frame
+
+    async def close(self) -> None:
+        return None
+
+
+def _broken(error: BaseException) -> ConnectionError:
+    text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return ConnectionError(text or type(error).__name__)

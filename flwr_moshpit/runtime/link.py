@@ -1,0 +1,176 @@
+"""One connection of two peers: both directions, over a pipe of frames.
+
+Frames are numbered from a number that their receiver has drawn, so one that was recorded elsewhere,
+or comes twice, or is left out, ends the link. A message that is malformed is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from flwr_moshpit.runtime import peer_pb2 as pb
+from flwr_moshpit.runtime.carrier import Pipe
+from flwr_moshpit.runtime.frames import Breach
+from flwr_moshpit.runtime.greeting import Greeting
+from flwr_moshpit.runtime.outbox import Outbox
+from flwr_moshpit.runtime.receiver import Deliver, Receiver
+from flwr_moshpit.runtime.sender import Sender
+from flwr_moshpit.runtime.wire import Limits
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """A greeted connection. `run` carries it until it ends.
+
+    OPEN -> RETIRING   nothing was said for a while, and this side dialled: it has said bye
+         -> DRAINING   the other side has said bye: finish what waits, then end
+    any  -> ended      the pipe broke, the other side broke the rules, or `end` was called
+    """
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        mine: Greeting,
+        theirs: Greeting,
+        outbox: Outbox,
+        limits: Limits,
+        deliver: Deliver,
+        refusals: Counter[str],
+        *,
+        dialled: bool,
+    ) -> None:
+        self.dialled = dialled
+        self.reason = ""
+        """Why it ended."""
+        self.ended_well = False
+        self.is_retiring = False
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.ended = asyncio.Event()
+        self.flushed = asyncio.Event()
+        """After `flush`: everything that waited has arrived."""
+        self._pipe = pipe
+        self._outbox = outbox
+        self._refusals = refusals
+        self._awake = asyncio.Event()
+        self._end = asyncio.Event()
+        self._now = asyncio.get_running_loop().time
+        self._num_messages = 0
+        self._owes_bye = False
+        self.began_at = self._now()
+        self.receiver = Receiver(limits, mine.first_sequence, deliver, self.wake, refusals)
+        self.receiver.on_receipt = self._on_receipt
+        self.sender = Sender(
+            outbox, limits, theirs.first_sequence, theirs.window_bytes, self.receiver.receipt
+        )
+
+    @property
+    def is_draining(self) -> bool:
+        return self.receiver.bye is not None
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._awake.set()
+
+    def flush(self) -> None:
+        """Find out, by `flushed`, when everything has arrived."""
+        self.sender.flushing = True
+        self.flushed.clear()
+        self.wake()
+
+    def end(self, reason: str, *, well: bool = False) -> None:
+        """`well`: nothing was lost."""
+        if not self._end.is_set():
+            self.reason, self.ended_well = reason, well
+            self.sender.may_begin = False
+            self._end.set()
+
+    def retire_if_idle(self) -> bool:
+        """Whether nothing was said since the last call; then a link that this side dialled says
+        bye, and takes no more messages."""
+        num_messages = self.sender.num_messages + self.receiver.num_messages
+        is_idle = num_messages == self._num_messages and not self._outbox
+        self._num_messages = num_messages
+        if not is_idle:
+            return False
+        if self.is_retiring:
+            self.end("retired", well=True)
+        elif not self.sender.is_idle:
+            self.flush()
+        elif self.dialled:
+            self.is_retiring = self._owes_bye = True
+            self.sender.may_begin = False
+            self.wake()
+        return self.is_retiring
+
+    async def run(self) -> None:
+        """Returns when the link has ended."""
+        tasks = [
+            asyncio.create_task(self._read()),
+            asyncio.create_task(self._write()),
+            asyncio.create_task(self._end.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.end("closed")
+            for task in tasks:
+                task.cancel()
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    log.error("a link has failed", exc_info=outcome)
+            await self._pipe.close()
+            self.ended.set()
+
+    async def _read(self) -> None:
+        try:
+            while (raw := await self._pipe.read()) is not None:
+                self.received_bytes += len(raw)
+                self.receiver.on_frame(raw)
+                if self.is_draining and not self.sender.flushing:
+                    self.flush()
+            self.end("the peer is gone", well=self.is_retiring)
+        except ConnectionError as error:
+            self.end(str(error) or "broken")
+        except Breach as error:
+            self._refusals[error.reason] += 1
+            self.end(f"refused: {error}")
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                raw = self._next_frame()
+                if raw is not None:
+                    self.sent_bytes += len(raw)
+                    await self._pipe.write(raw)
+                elif self.is_draining and self._all_has_arrived:
+                    self.end("drained", well=True)
+                    return
+                else:
+                    self._awake.clear()
+                    await self._awake.wait()
+        except ConnectionError as error:
+            self.end(str(error) or "broken")
+
+    def _next_frame(self) -> bytes | None:
+        raw = self.sender.next_frame(self._now())
+        if raw is not None:
+            return raw
+        if self._owes_bye:
+            self._owes_bye = False
+            return self.sender.bye("", self._now())
+        if self.sender.flushing and self._all_has_arrived:
+            self.sender.flushing = self.is_draining
+            self.flushed.set()
+        return None
+
+    @property
+    def _all_has_arrived(self) -> bool:
+        return self.sender.is_idle and not self._outbox
+
+    def _on_receipt(self, receipt: pb.Receipt) -> None:
+        self.sender.on_receipt(receipt, self._now())
+        self.wake()

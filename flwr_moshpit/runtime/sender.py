@@ -1,0 +1,142 @@
+"""One direction of a link: from an outbox to frames, as far as credit and pacing allow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flwr_moshpit.errors import LocalProtocolError
+from flwr_moshpit.protocol.machine import Delivery
+from flwr_moshpit.runtime import peer_pb2 as pb
+from flwr_moshpit.runtime.frames import Cursor, pack
+from flwr_moshpit.runtime.outbox import Outbox
+from flwr_moshpit.runtime.pacing import Pacer
+from flwr_moshpit.runtime.wire import Limits, encode
+
+log = logging.getLogger(__name__)
+
+_BULK = {Delivery.STREAM: pb.STREAM, Delivery.NEWEST: pb.NEWEST}
+
+
+class Sender:
+    """Says what the next frame is. Datagrams go first, then the stream and the newest in turn.
+
+    At most one message per lane is under way, so a large one does not hold up the other lanes.
+    `receipt` gives the receipt that this side owes, or None.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        limits: Limits,
+        first_sequence: int,
+        window_bytes: int,
+        receipt: Callable[[], pb.Receipt | None],
+    ) -> None:
+        self.pacer = Pacer(window_bytes)
+        self.may_begin = True
+        """Whether messages are taken from the outbox; false on a link that is being given up."""
+        self.flushing = False
+        """Ask for a receipt of everything at once."""
+        self.num_messages = 0
+        self._outbox = outbox
+        self._limits = limits
+        self._sequence = first_sequence
+        self._receipt = receipt
+        self._credit = dict.fromkeys(_BULK, window_bytes)
+        self._under_way: dict[Delivery, Cursor] = {}
+        self._turn = Delivery.STREAM
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way or without a receipt; something may wait in the outbox."""
+        return not self._under_way and self.pacer.under_way_bytes == 0
+
+    def next_frame(self, now: float) -> bytes | None:
+        """None when there is nothing to say, or it has to wait for a receipt."""
+        receipt = self._receipt()
+        if receipt is not None:
+            return self._pack(pb.Frame(receipt=receipt), now)
+        if self.may_begin:
+            frame = self._datagram(now)
+            if frame is not None:
+                return frame
+        if not self.pacer.is_open:
+            # The window may have shrunk below what was sent since a receipt was last asked for;
+            # then nobody would say anything any more.
+            return None if self.pacer.waits_for_receipt else self.ask(now)
+        other = Delivery.NEWEST if self._turn is Delivery.STREAM else Delivery.STREAM
+        for delivery in (self._turn, other):
+            frame = self._bulk(delivery, now)
+            if frame is not None:
+                self._turn = Delivery.NEWEST if delivery is Delivery.STREAM else Delivery.STREAM
+                return frame
+        if self.flushing and self.pacer.under_way_bytes and not self.pacer.waits_for_receipt:
+            return self.ask(now)
+        return None
+
+    def ask(self, now: float) -> bytes:
+        """A frame that only asks for a receipt."""
+        return self._pack(pb.Frame(receipt_wanted=True), now)
+
+    def bye(self, reason: str, now: float) -> bytes:
+        return self._pack(pb.Frame(bye=pb.Bye(reason=reason)), now)
+
+    def on_receipt(self, receipt: pb.Receipt, now: float) -> None:
+        self.pacer.receipt(receipt.sequence, now)
+        self._credit[Delivery.STREAM] += receipt.stream_bytes
+        self._credit[Delivery.NEWEST] += receipt.newest_bytes
+
+    def _datagram(self, now: float) -> bytes | None:
+        cursor = self._begin(Delivery.DATAGRAM)
+        if cursor is None:
+            return None
+        data = cursor.take(self._limits.chunk_bytes)
+        return self._pack(pb.Frame(envelope=cursor.envelope), now, data)
+
+    def _bulk(self, delivery: Delivery, now: float) -> bytes | None:
+        if self._credit[delivery] <= 0:
+            return None
+        cursor = self._under_way.get(delivery)
+        if cursor is not None:
+            frame = pb.Frame(more=_BULK[delivery])
+        else:
+            cursor = self._begin(delivery) if self.may_begin else None
+            if cursor is None:
+                return None
+            frame = pb.Frame(envelope=cursor.envelope)
+            self._under_way[delivery] = cursor
+        data = cursor.take(self.pacer.chunk_bytes(self._limits.chunk_bytes))
+        if not cursor.remaining_bytes:
+            del self._under_way[delivery]
+        raw = self._pack(frame, now, data)
+        self._credit[delivery] -= len(raw)
+        return raw
+
+    def _begin(self, delivery: Delivery) -> Cursor | None:
+        """The next message of `delivery`; one that no peer would take is logged and left out."""
+        while (message := self._outbox.pop(delivery)) is not None:
+            try:
+                outgoing = encode(message)
+            except LocalProtocolError:
+                log.exception("a message of ours is left out")
+                continue
+            size = outgoing.envelope.data_bytes
+            if (
+                size > self._limits.data_bytes
+                or outgoing.envelope.ByteSize() > self._limits.envelope_bytes
+            ):
+                log.error("%s of %d bytes is left out: too long", type(message).__name__, size)
+                continue
+            self.num_messages += 1
+            return Cursor(outgoing)
+        return None
+
+    def _pack(self, frame: pb.Frame, now: float, data: list[memoryview] | None = None) -> bytes:
+        size = sum(map(len, data)) + frame.envelope.ByteSize() if data is not None else 0
+        frame.receipt_wanted = frame.receipt_wanted or self.pacer.wants_receipt(size)
+        frame.sequence = self._sequence
+        raw = pack(frame, data or ())
+        self.pacer.sent(self._sequence, size, frame.receipt_wanted, now)
+        self._sequence += 1
+        return raw
