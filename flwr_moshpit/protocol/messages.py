@@ -316,6 +316,8 @@ class Attach(Message):
 
     edge: EdgeId
     label: Label
+    step: int
+    """The root's steps so far, as far as the sender knows: how far its model is trained."""
     dim: int
     schema: bytes
     """Hash of names, shapes and dtypes: tracking needs equal ones."""
@@ -328,6 +330,8 @@ class Grant(Message):
     """From the parent: your edge stands. Accepts an `Attach`, later renews its lease."""
 
     edge: EdgeId
+    incarnation: int
+    """The parent's."""
     clock_s: float
     """The parent's own clock, which means nothing to the child: it gives it back as an echo."""
     label: Label

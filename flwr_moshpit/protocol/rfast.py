@@ -1,0 +1,467 @@
+"""R-FAST: asynchronous gradient tracking with running sums, and its repair under churn.
+
+Zhu, Tian, Huang, Xu, He, "R-FAST: Robust Fully-Asynchronous Stochastic Gradient Tracking over
+General Topology", arXiv 2307.11617. Each peer goes at its own pace and never waits for another.
+Models v spread along W, tracked gradients z gather along A as running sums rho, of which the newest
+makes all older ones good. Whatever is lost, late, repeated or out of order, at every instant
+
+    sum z + sum over edges (rho - rho_buf)  =  sum of the peers' newest gradients,
+
+so that all peers agree, at rest, on the minimiser of the sum of their losses: neither unequal data
+nor unequal speed biases it. `ledger.py` keeps the sums, `leases.py` the edges, `attachment.py` the
+tree, `tree_tracking.py` and `graph_tracking.py` the algorithm, `step_size.py` the step size.
+
+Departs from the paper:
+- Peers come and go. A dead peer's edges are dropped at both ends, which takes its gradient out of
+  the sum exactly; its children attach elsewhere; a dead root is replaced. The paper has none.
+- Trees by default, on which only the root descends and everybody else relays.
+- Local epochs (`local_steps` above 1) in a corrected form: y <- y - lr (grad(y) - g + h) with h the
+  mean gradient at the root and g the one tracked so far; what is tracked is the mean of the
+  gradients met. A plain pseudo-gradient would converge to another point than the minimiser.
+- A peer that has done its jobs goes on relaying, with the last gradient that it took. A root in
+  that state does not descend any more: the gradients of those who have finished would be stale.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from flwr_moshpit.config import RFast
+from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.protocol import topology as topologies
+from flwr_moshpit.protocol.graph_tracking import GraphTracking
+from flwr_moshpit.protocol.leases import Leases
+from flwr_moshpit.protocol.ledger import CompensatedLedger, Ledger, SumLedger, usable
+from flwr_moshpit.protocol.machine import (
+    Cancel,
+    Compute,
+    ComputeDone,
+    ComputeFailed,
+    CorrectedSteps,
+    Effect,
+    Event,
+    Finish,
+    Gradient,
+    GradientResult,
+    Job,
+    JobId,
+    Learned,
+    LinkLost,
+    PeerId,
+    PeerInfo,
+    Received,
+    Report,
+    Start,
+    State,
+    Stop,
+    TimerFired,
+    Vector,
+    View,
+    ViewChanged,
+)
+from flwr_moshpit.protocol.messages import (
+    Attach,
+    Detach,
+    Detached,
+    Grant,
+    Model,
+    Push,
+    Renew,
+    Subtree,
+)
+from flwr_moshpit.protocol.topology import Topology
+from flwr_moshpit.protocol.tracking import Core, Identity, Tracking, nowhere
+from flwr_moshpit.protocol.tree_tracking import TreeTracking
+
+
+class RFastPeer:
+    """One peer of R-FAST.
+
+        IDLE      before `Start`, and after its last job: serves its neighbours
+        TRAINING  one job is out, always: the next one starts as soon as it is answered
+        STOPPED   after `Stop`: has sent its children to its parent, and says nothing more
+
+    Who its neighbours are is no part of this state: it trains whether it has any or not.
+    """
+
+    def __init__(
+        self,
+        config: RFast,
+        me: PeerInfo,
+        params: Vector,
+        view: View,
+        rng: np.random.Generator,
+        incarnation: int = 0,
+        schema: bytes = b"",
+        state: State | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        """params: (d,), the common initial model. topology: W and A of one's own, instead of
+        `config.topology`; W and A may differ. Raises ConfigError if it is not sound."""
+        x = np.array(params if state is None else state["params"], dtype=params.dtype)
+        x.setflags(write=False)
+        if x.ndim != 1 or x.dtype.char not in "fd":
+            raise ConfigError(f"params must be a flat float32 or float64 vector, not {x.dtype}")
+        self._info = replace(me, incarnation=incarnation)
+        self._effects: list[Effect] = []
+        identity = Identity(me.peer, incarnation, len(x), schema, config.lease_s)
+        ledger = _ledger(config, topology, x)
+        standing = nowhere()
+        leases = Leases(incarnation, schema, config.lease_s, ledger, standing, self._effects.append)
+        self._core = Core(
+            config,
+            identity,
+            self._with_me(view),
+            ledger,
+            leases,
+            standing,
+            self._effects.append,
+            x,
+        )
+        self._tracking = self._track(topology)
+        self._stopped = False
+        self._round = 0 if state is None else int(state["round"])
+        self._until_round: int | None = None
+        self._job: JobId | None = None
+        self._num_jobs = 0
+        self._job_params = x
+        self._job_step = 0
+        self._job_at = 0.0
+        self._own_gradient: Vector | None = None
+        self._has_heard = False
+        self._refused = 0
+
+    def _track(self, topology: Topology | None) -> Tracking:
+        config = self._core.config
+        if topology is not None:
+            topology.check()
+            if config.local_steps > 1 or config.optimizer != "sgd":
+                raise ConfigError(
+                    "with a topology of its own R-FAST takes local-steps = 1 and optimizer = sgd"
+                )
+            if self._core.identity.me not in topology.push:
+                raise ConfigError(f"peer {self._core.identity.me} is not in the topology")
+            return GraphTracking(self._core, lambda view: topology)
+
+        def plan(view: View) -> Topology:
+            return topologies.by_name(config.topology, view, config.fan_out)
+
+        kind = TreeTracking if config.is_tree else GraphTracking
+        return kind(self._core, plan)
+
+    @property
+    def deadline(self) -> float | None:
+        due = min(self._core.leases.due, self._tracking.due)
+        return None if due == math.inf or self._stopped else due
+
+    @property
+    def params(self) -> Vector:
+        """(d,), x."""
+        return self._core.x
+
+    @property
+    def weight(self) -> float:
+        return self._core.weight or 1.0
+
+    @property
+    def round(self) -> int:
+        """Training jobs done."""
+        return self._round
+
+    @property
+    def tracked(self) -> Vector:
+        """(d,), z."""
+        return self._core.ledger.z
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._core.ledger
+
+    @property
+    def parent(self) -> PeerId | None:
+        """On a tree, whom it pushes to."""
+        return self._tracking.seat.parent if isinstance(self._tracking, TreeTracking) else None
+
+    @property
+    def is_root(self) -> bool:
+        return not isinstance(self._tracking, TreeTracking) or self._tracking.seat.is_root
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self._stopped:
+            return []
+        if self._core.leases.due <= now:
+            # Before anything else: what has lapsed must not be used once more.
+            self._look_after_leases(now)
+        if self._tracking.due <= now:
+            self._tracking.look_after(now)
+        match event:
+            case Received(src, message):
+                handler = _ON_MESSAGE.get(type(message))
+                if handler is None:
+                    self._refuse(src, "unknown message", type(message).__name__)
+                else:
+                    handler(self, src, message, now)
+            case ComputeDone(job_id, result):
+                if job_id == self._job:
+                    self._on_done(result, now)
+            case TimerFired():
+                pass
+            case Learned(record):
+                self._tracking.on_record(record, now)
+            case ViewChanged():
+                self._on_view(event, now)
+            case LinkLost(peer):
+                if peer in self._core.leases.asks:
+                    self._tracking.on_no_answer(peer, now)
+            case ComputeFailed(job_id, error):
+                if job_id == self._job:
+                    self._core.emit(Report("training_failed", {"error": error}))
+                    self._end_job(now)
+            case Start():
+                self._on_start(event, now)
+            case Stop():
+                self._on_stop()
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    def snapshot(self) -> State:
+        """Enough to go on as a new incarnation: its edges died with the old one. The sums on them
+        are there to look at."""
+        core = self._core
+        state: State = {
+            "incarnation": core.identity.incarnation,
+            "round": self._round,
+            "params": core.x,
+            "root_step": core.step,
+            "label": list(core.standing.label),
+            "rho": {peer: out.rho for peer, out in core.ledger.outs.items()},
+            "rho_buf": {peer: held.buf for peer, held in core.ledger.ins.items()},
+        }
+        if core.ledger.gradient is not None:
+            state["gradient"] = core.ledger.gradient
+        return state
+
+    # Training.
+
+    def _on_start(self, event: Start, now: float) -> None:
+        core = self._core
+        first = not core.training and self._num_jobs == 0
+        self._until_round = event.until_round
+        core.training = True
+        if first:
+            self._tracking.start(now)
+        self._go_on(now)
+
+    def _on_stop(self) -> None:
+        core = self._core
+        core.training = False
+        if self._job is not None:
+            core.emit(Cancel(self._job))
+            self._job = None
+        self._tracking.stop()
+        self._stopped = True
+
+    def _go_on(self, now: float) -> None:
+        """The next job, or the end of training."""
+        core = self._core
+        if not core.training or self._job is not None:
+            return
+        if self._until_round is not None and self._round >= self._until_round:
+            core.training = False
+            core.emit(Finish(core.x))
+            return
+        self._num_jobs += 1
+        self._job = JobId(self._num_jobs)
+        self._job_params, self._job_step, self._job_at = core.x, core.step, now
+        core.emit(Compute(self._job, self._next_job()))
+
+    def _next_job(self) -> Job:
+        core, config = self._core, self._core.config
+        if config.local_steps == 1:
+            return Gradient(core.x)
+        correction = np.zeros_like(core.x)
+        if self._own_gradient is not None:
+            correction -= self._own_gradient
+            if core.direction is not None:
+                correction += core.direction
+        correction.setflags(write=False)
+        return CorrectedSteps(core.x, correction, config.local_steps, config.learning_rate)
+
+    def _on_done(self, result: object, now: float) -> None:
+        core, config = self._core, self._core.config
+        gradient = None
+        weight = 1.0
+        if isinstance(result, GradientResult):
+            gradient = np.asarray(result.gradient, dtype=core.x.dtype)
+            if config.weigh_examples:
+                weight = min(float(result.num_examples), config.weight_max)
+        if not usable(gradient, core.identity.dim, core.x.dtype) or weight <= 0:
+            self._refuse(core.identity.me, "no usable gradient", "training")
+            self._end_job(now)
+            return
+        assert gradient is not None
+        self._own_gradient = gradient
+        weighted = gradient if weight == 1.0 else gradient * core.x.dtype.type(weight)
+        core.ledger.set_gradient(weighted)
+        core.weight, core.seen = weight, self._job_step
+        took = now - self._job_at
+        core.period_s += (took - core.period_s) / (8 if core.period_s else 1)
+        staleness = core.step - self._job_step
+        self._tracking.step(now)
+        self._round += 1
+        values = {
+            "round": self._round,
+            "contributors": core.contributors,
+            "coverage": min(1.0, core.contributors / len(core.view)),
+            "staleness": staleness,
+        }
+        core.emit(Report("round", values))
+        self._job = None
+        self._go_on(now)
+
+    def _end_job(self, now: float) -> None:
+        """A job without a result counts, or a client that always fails would never end."""
+        self._job = None
+        self._round += 1
+        self._go_on(now)
+
+    # Messages.
+
+    def _on_push(self, src: PeerId, message: Push, now: float) -> None:
+        core = self._core
+        held = core.leases.held(src, message.edge)
+        if held is None:
+            return
+        core.leases.confirm(held, message.echo_s, now)
+        if message.counter <= held.counter:
+            return
+        if not usable(message.rho, core.identity.dim, core.x.dtype):
+            self._refuse(src, "not a usable vector", "Push")
+        elif not _sound(message.subtree, core.config.weight_max):
+            self._refuse(src, "impossible weight", "Push")
+        else:
+            core.ledger.absorb(held, message.rho)
+            held.counter, held.subtree = message.counter, message.subtree
+            self._tracking.on_push(src, held, message, now)
+
+    def _on_model(self, src: PeerId, message: Model, now: float) -> None:
+        core = self._core
+        dim, dtype = core.identity.dim, core.x.dtype
+        direction = message.direction
+        if not usable(message.v, dim, dtype) or not (
+            direction is None or usable(direction, dim, dtype)
+        ):
+            self._refuse(src, "not a usable vector", "Model")
+        elif self._tracking.on_model(src, message, now) and not self._has_heard:
+            self._has_heard = True
+            self._begin_again(now)
+
+    def _begin_again(self, now: float) -> None:
+        """A newcomer's first gradient should not be at a model that the others left long ago."""
+        old = self._own_gradient is not None or self._job is None
+        if not old and not np.array_equal(self._job_params, self._core.x):
+            assert self._job is not None
+            self._core.emit(Cancel(self._job))
+            self._job = None
+            self._go_on(now)
+
+    def _on_attach(self, src: PeerId, message: Attach, now: float) -> None:
+        self._tracking.on_attach(src, message, now)
+
+    def _on_grant(self, src: PeerId, message: Grant, now: float) -> None:
+        leases = self._core.leases
+        ask = leases.asks.get(src)
+        if ask is not None and ask.edge == message.edge:
+            self._tracking.on_grant(src, message, now)
+            return
+        out = leases.on_grant(src, message, now)
+        if out is not None:
+            self._tracking.on_news(src, out, message, now)
+
+    def _on_renew(self, src: PeerId, message: Renew, now: float) -> None:
+        held = self._core.leases.on_renew(src, message, now)
+        if held is not None and message.have < held.model_counter:
+            self._tracking.on_behind(src, held, now)
+
+    def _on_detach(self, src: PeerId, message: Detach, now: float) -> None:
+        self._core.leases.on_detach(src, message)
+
+    def _on_detached(self, src: PeerId, message: Detached, now: float) -> None:
+        leases = self._core.leases
+        ask = leases.asks.get(src)
+        if ask is not None and ask.edge == message.edge:
+            self._tracking.on_refused(src, message, now)
+        elif leases.on_detached(src, message):
+            self._tracking.on_released(src, now, message.instead)
+
+    def _refuse(self, peer: PeerId, reason: str, what: str) -> None:
+        self._refused += 1
+        values = {"peer": peer, "reason": reason, "what": what, "count": self._refused}
+        self._core.emit(Report("refused", values))
+
+    # Who is there.
+
+    def _on_view(self, event: ViewChanged, now: float) -> None:
+        core = self._core
+        core.view = view = self._with_me(event.view)
+        leases, ledger = core.leases, core.ledger
+        released: list[PeerId] = []
+        for peer in event.lost:
+            info = view.peers.get(peer)
+            held = ledger.ins.get(peer)
+            if held is not None and (info is None or info.incarnation > held.edge.incarnation):
+                leases.drop(peer, "lost")
+            out = ledger.outs.get(peer)
+            if out is not None:
+                if info is None:
+                    leases.close(peer)
+                elif info.incarnation > out.incarnation:
+                    # Another incarnation is there: the one that held our sum is dead for certain.
+                    ledger.release_out(peer)
+                    released.append(peer)
+        self._tracking.on_view(event, now)
+        for peer in released:
+            self._tracking.on_released(peer, now)
+
+    def _with_me(self, view: View) -> View:
+        """A view in which others have given us up is no reason to give up ourselves."""
+        if self._info.peer in view:
+            return view
+        return View(dict(sorted({**view.peers, self._info.peer: self._info}.items())))
+
+    def _look_after_leases(self, now: float) -> None:
+        lapsed = self._core.leases.look_after(now)
+        for peer in lapsed.parents:
+            self._tracking.on_released(peer, now)
+        for peer in lapsed.asks:
+            self._tracking.on_no_answer(peer, now)
+
+
+_ON_MESSAGE: dict[type, Any] = {
+    Push: RFastPeer._on_push,
+    Model: RFastPeer._on_model,
+    Attach: RFastPeer._on_attach,
+    Grant: RFastPeer._on_grant,
+    Renew: RFastPeer._on_renew,
+    Detach: RFastPeer._on_detach,
+    Detached: RFastPeer._on_detached,
+}
+
+
+def _ledger(config: RFast, topology: Topology | None, x: Vector) -> Ledger:
+    acyclic = config.is_tree if topology is None else topology.acyclic
+    return SumLedger(len(x), x.dtype) if acyclic else CompensatedLedger(len(x), x.dtype)
+
+
+def _sound(subtree: Subtree, weight_max: float) -> bool:
+    """Whether what a child says about its subtree is possible."""
+    return (
+        subtree.contributors >= 0
+        and 0 <= subtree.weight <= weight_max * max(1, subtree.contributors)
+        and 0 <= subtree.period_s < math.inf
+    )

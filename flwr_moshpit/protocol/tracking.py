@@ -1,0 +1,156 @@
+"""What `RFastPeer` and its tracking, on a tree or on a graph, share about one peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from flwr_moshpit.config import RFast
+from flwr_moshpit.protocol.leases import Leases, Standing
+from flwr_moshpit.protocol.ledger import InEdge, Ledger, OutEdge
+from flwr_moshpit.protocol.machine import Effect, PeerId, Record, Send, Vector, View, ViewChanged
+from flwr_moshpit.protocol.messages import (
+    Attach,
+    Detached,
+    EdgeId,
+    Grant,
+    Label,
+    Model,
+    Push,
+    Subtree,
+)
+
+RELAY = 0.25
+"""Least time between two messages on an edge, in steps of whoever uses them: more often than four
+times a step costs bytes and saves no time worth having."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What does not change about a machine."""
+
+    me: PeerId
+    incarnation: int
+    dim: int
+    schema: bytes
+    lease_s: float
+
+
+def nowhere() -> Standing:
+    """The standing of a peer that has never had a parent: below everybody's."""
+    return Standing(Label(-1, PeerId(""), 0))
+
+
+@dataclass(slots=True)
+class Core:
+    """One peer's state. `x` and what is sent are read-only arrays of shape (d,)."""
+
+    config: RFast
+    identity: Identity
+    view: View
+    ledger: Ledger
+    leases: Leases
+    standing: Standing
+    emit: Callable[[Effect], None]
+    x: Vector
+    version: int = 0
+    """Counts the models that this peer has had to send."""
+    training: bool = False
+    period_s: float = 0.0
+    """Seconds between two of its steps, smoothed."""
+    weight: float = 0.0
+    """What its gradient counts for; 0 before there is one."""
+    seen: int = 0
+    """The root's step at whose model that gradient was taken."""
+    step: int = 0
+    """The root's steps, as far as this peer knows."""
+    contributors: int = 0
+    """Peers in the root's sum, as far as this peer knows."""
+    direction: Vector | None = None
+    """The mean gradient at the root, for corrected local epochs."""
+
+    def send_push(self, parent: PeerId, out: OutEdge, subtree: Subtree) -> None:
+        assert out.rho is not None
+        self.emit(Send(parent, Push(out.edge, out.counter, out.rho, out.echo_s, subtree)))
+
+    def send_model(
+        self,
+        peer: PeerId,
+        edge: EdgeId | None,
+        v: Vector,
+        period_s: float,
+        scale: float,
+        now: float,
+    ) -> None:
+        standing = self.standing
+        message = Model(
+            self.identity.incarnation,
+            self.version,
+            v,
+            edge,
+            now,
+            standing.label,
+            standing.path,
+            self.step,
+            period_s,
+            self.contributors,
+            scale,
+            self.direction,
+        )
+        self.emit(Send(peer, message))
+
+
+class Tracking(Protocol):
+    """A tree or a graph: whom a peer talks to, and what it does with what it hears."""
+
+    @property
+    def due(self) -> float:
+        """When `look_after` must run next, or earlier."""
+        ...
+
+    def start(self, now: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def step(self, now: float) -> None:
+        """The peer has a new gradient: push, descend, mix, send."""
+        ...
+
+    def look_after(self, now: float) -> None:
+        """Send what was held back, ask again."""
+        ...
+
+    def on_push(self, child: PeerId, held: InEdge, message: Push, now: float) -> None:
+        """The ledger has taken in a new running sum."""
+        ...
+
+    def on_model(self, src: PeerId, message: Model, now: float) -> bool:
+        """Whether the model was new and is taken in. Its values are known to be usable."""
+        ...
+
+    def on_view(self, event: ViewChanged, now: float) -> None: ...
+
+    def on_record(self, record: Record, now: float) -> None: ...
+
+    def on_attach(self, child: PeerId, message: Attach, now: float) -> None: ...
+
+    def on_grant(self, parent: PeerId, message: Grant, now: float) -> None:
+        """An edge that was asked for is granted."""
+        ...
+
+    def on_news(self, parent: PeerId, out: OutEdge, message: Grant, now: float) -> None:
+        """An open edge is renewed."""
+        ...
+
+    def on_behind(self, child: PeerId, held: InEdge, now: float) -> None:
+        """The newest model for `child` got lost."""
+        ...
+
+    def on_refused(self, parent: PeerId, message: Detached, now: float) -> None: ...
+
+    def on_no_answer(self, parent: PeerId, now: float) -> None: ...
+
+    def on_released(self, parent: PeerId, now: float, instead: tuple[PeerId, ...] = ()) -> None:
+        """Our edge to `parent` has ended."""
+        ...

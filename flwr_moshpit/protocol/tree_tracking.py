@@ -1,0 +1,222 @@
+"""R-FAST on a tree: models go down it, gradients come up, only the root descends.
+
+With w_ii = a_ii = 0 off the root the algorithm (arXiv 2307.11617, steps S1-S4) is, at each peer:
+
+    root        z = g + sum rho_buf        x <- x - rate * direction(z / weight)        sends v = x
+    others      rho = g + sum rho_buf      x <- v of the parent                         send v = x
+
+where g is the peer's own newest gradient, times its weight. What a peer hears it passes on at once,
+whether its own gradient is ready or not, but no more than four times a step of whoever uses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from math import inf
+
+import numpy as np
+
+from flwr_moshpit.protocol.attachment import TreeSeat
+from flwr_moshpit.protocol.ledger import InEdge, OutEdge, usable
+from flwr_moshpit.protocol.machine import PeerId, Record, Report, View, ViewChanged
+from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
+from flwr_moshpit.protocol.step_size import Optimizer, StepSize
+from flwr_moshpit.protocol.topology import Topology
+from flwr_moshpit.protocol.tracking import RELAY, Core
+
+
+class TreeTracking:
+    """See the module. `TreeSeat` finds the parent."""
+
+    def __init__(self, core: Core, plan: Callable[[View], Topology]) -> None:
+        self.seat = TreeSeat(core, plan, self._census)
+        self._core = core
+        self._plan = plan
+        self._relay_due = inf
+        self._root_period_s = 0.0
+        self._scale = 1.0
+        self._steps: StepSize | None = None
+        self._optimizer = Optimizer(core.config.optimizer, core.config.momentum)
+
+    @property
+    def due(self) -> float:
+        return min(self._relay_due, self.seat.due)
+
+    def start(self, now: float) -> None:
+        self.seat.start(now)
+
+    def stop(self) -> None:
+        self.seat.stop()
+
+    def step(self, now: float) -> None:
+        if self.seat.is_root:
+            self._descend(now)
+            self._spread(now)
+        else:
+            self._push(now)
+
+    def look_after(self, now: float) -> None:
+        if self._relay_due <= now:
+            self._relay_due = inf
+            self._spread(now)
+            self._push_on(now)
+        if self.seat.due <= now:
+            self.seat.look_after(now)
+
+    def on_push(self, child: PeerId, held: InEdge, message: Push, now: float) -> None:
+        self._push_on(now)
+
+    def on_model(self, src: PeerId, message: Model, now: float) -> bool:
+        core = self._core
+        out = core.ledger.outs.get(src)
+        if out is None or out.edge != message.edge or out.closing:
+            return False
+        core.leases.hear(out, message.clock_s, now)
+        if message.counter <= out.model_counter:
+            return False
+        out.model_counter = message.counter
+        core.x, core.direction = message.v, message.direction
+        core.step, core.contributors = message.step, message.contributors
+        self._root_period_s, self._scale = message.period_s, message.scale
+        core.version += 1
+        self.seat.follow(message.label, (src, *message.path), now)
+        self._spread(now)
+        return True
+
+    def on_view(self, event: ViewChanged, now: float) -> None:
+        self.seat.on_view(event, now)
+
+    def on_record(self, record: Record, now: float) -> None:
+        if record.key[0] == "root":
+            self.seat.on_claim(PeerId(record.key[1]), record, now)
+
+    def on_attach(self, child: PeerId, message: Attach, now: float) -> None:
+        self.seat.on_attach(child, message, now)
+        self._spread(now)
+
+    def on_grant(self, parent: PeerId, message: Grant, now: float) -> None:
+        if self.seat.on_grant(parent, message, now):
+            self._steps = None
+            self._spread(now)
+            self._push(now)
+
+    def on_news(self, parent: PeerId, out: OutEdge, message: Grant, now: float) -> None:
+        self.seat.follow(message.label, (parent, *message.path), now)
+        self._spread(now)
+        if message.have < out.counter and out.next_push_at <= now:
+            self._push(now)
+
+    def on_behind(self, child: PeerId, held: InEdge, now: float) -> None:
+        held.model_counter = -1
+        self._spread(now)
+
+    def on_refused(self, parent: PeerId, message: Detached, now: float) -> None:
+        self.seat.on_refused(parent, message, now)
+
+    def on_no_answer(self, parent: PeerId, now: float) -> None:
+        self.seat.on_no_answer(parent, now)
+
+    def on_released(self, parent: PeerId, now: float, instead: tuple[PeerId, ...] = ()) -> None:
+        self.seat.on_released(parent, now, instead)
+
+    def _push_on(self, now: float) -> None:
+        """Relay what came from below, if that is not too soon."""
+        out = None if self.seat.parent is None else self._core.ledger.outs.get(self.seat.parent)
+        if out is None or out.closing:
+            return
+        if out.next_push_at <= now:
+            self._push(now)
+        else:
+            self._relay_due = min(self._relay_due, out.next_push_at)
+
+    def _push(self, now: float) -> None:
+        parent, ledger = self.seat.parent, self._core.ledger
+        out = None if parent is None else ledger.outs.get(parent)
+        if parent is None or out is None or out.closing:
+            return
+        ledger.push({parent: 1.0})
+        out.next_push_at = now + RELAY * self._root_period_s
+        self._core.send_push(parent, out, self._subtree())
+
+    def _spread(self, now: float) -> None:
+        """Send our model to the children that have not got it, if that is not too soon."""
+        core = self._core
+        period_s = core.period_s if self.seat.is_root else self._root_period_s
+        for child, held in core.ledger.ins.items():
+            if held.model_counter >= core.version:
+                continue
+            if held.next_model_at > now:
+                self._relay_due = min(self._relay_due, held.next_model_at)
+                continue
+            held.model_counter = core.version
+            if held.subtree is not None:
+                held.next_model_at = now + RELAY * held.subtree.period_s
+            core.send_model(child, held.edge, core.x, period_s, self._scale, now)
+
+    def _descend(self, now: float) -> None:
+        core, config = self._core, self._core.config
+        below = self._subtree()
+        mean = core.ledger.z / core.x.dtype.type(below.weight)
+        if self._steps is None:
+            self._steps = StepSize(config.learning_rate, self._plan(core.view).hops + 1)
+            self._steps.scale = self._scale
+            self._optimizer = Optimizer(config.optimizer, config.momentum)
+        steps = self._steps
+        norm = math.sqrt(float(np.dot(mean, mean)))
+        halved = steps.watch(norm, below.contributors)
+        steps.observe(core.step - below.seen + 1)
+        rate = steps.rate * config.local_steps
+        x = core.x - core.x.dtype.type(rate) * self._optimizer.direction(mean)
+        if not usable(x, core.identity.dim, core.x.dtype):
+            steps.scale /= 2
+            halved = True
+        else:
+            x.setflags(write=False)
+            core.x = x
+        if halved:
+            reason = f"halved: the mean gradient's norm grew to {norm:.3g}; lower learning-rate"
+            core.emit(Report("step_size", {"step_size": steps.rate, "reason": reason}))
+        if config.local_steps > 1:
+            mean.setflags(write=False)
+            core.direction = mean
+        self._scale = steps.scale
+        core.contributors = below.contributors
+        core.step += 1
+        core.version += 1
+        self.seat.beat(now)
+
+    def _subtree(self) -> Subtree:
+        """Ourselves and all below, as far as their pushes have come."""
+        core = self._core
+        peers, contributors, weight = 1, int(core.weight > 0), core.weight
+        period_s = core.period_s if core.training else inf
+        seen = [(core.seen, 1)] if contributors else []
+        for held in core.ledger.ins.values():
+            below = held.subtree
+            if below is None:
+                continue
+            peers += below.peers
+            if below.contributors:
+                contributors += below.contributors
+                weight += below.weight
+                seen.append((below.seen, below.contributors))
+            if 0 < below.period_s < period_s:
+                period_s = below.period_s
+        median = core.step if not seen else _median(seen, contributors)
+        return Subtree(peers, contributors, weight, median, 0.0 if period_s == inf else period_s)
+
+    def _census(self) -> tuple[int, float]:
+        below = self._subtree()
+        return below.peers, below.weight
+
+
+def _median(values: list[tuple[int, int]], total: int) -> int:
+    """The lower weighted median of (value, weight) pairs, the weights summing to `total`."""
+    values.sort()
+    passed = 0
+    for value, weight in values:
+        passed += weight
+        if 2 * passed >= total:
+            return value
+    return values[-1][0]
