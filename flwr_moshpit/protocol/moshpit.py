@@ -416,8 +416,11 @@ class MoshpitPeer:
                 self._cells.replace(seat.cells, seat.vector, 0.0)
                 self._tag_along = self._cells.weight == 0
                 self._counted = 0 if self._tag_along else self._counted
-            elif not seat.later_round and outcome.reason in ("nobody else", NOTHING):
-                self._tag_along = False
+            else:
+                # Nobody came to this line, but two cells of my own still average with each other.
+                self._cells.replace(seat.cells, seat.vector, seat.weight / len(seat.cells))
+                if not seat.later_round and outcome.reason in ("nobody else", NOTHING):
+                    self._tag_along = False
         later = max(seat.later_round for seat in self._seats)
         self._skip_training = later > 0
         self.round = Round(max(self.round + 1, later))

@@ -60,7 +60,7 @@ def _fractions(bandwidths: Sequence[float | None], can_reduce: Sequence[bool]) -
         return {i: min(max(time * b - 1, 0.0) / (size - 2), cap) for i, b in rates.items()}
 
     wanted = dict.fromkeys(active, 1.0)
-    if size > 2:
+    if size > 2 and len({*rates.values()}) > 1:
         # Everybody has to send its own vector in any case, which may leave time to spare.
         low, high = 1 / min(rates.values()), (size - 1) / min(rates.values())
         if sum(taken(low).values()) < 1:

@@ -84,6 +84,26 @@ def test_a_sweep_is_exact_for_any_number_of_peers(num_peers):
     exact_after_a_sweep(num_peers, 32, "float32")
 
 
+@pytest.mark.parametrize("fast", range(11))
+def test_a_sweep_is_exact_whoever_stands_in(fast):
+    """Also where both cells of a stand-in lie on one line, alone or with others."""
+    for num_peers, group_size in [(3, 2), (5, 2), (11, 4)]:
+        if fast >= num_peers:
+            continue
+        names = ["jetson-nano"] * num_peers
+        names[fast] = "cloud-t4"
+        fleet = Fleet(tuple(Fleet.uniform(name, 1)[0] for name in names))
+        rng = np.random.default_rng(fast)
+        vectors, examples = rng.normal(1, 1, (num_peers, 5)), rng.integers(1, 100, num_peers)
+        trainer = GivenVectors(vectors, examples)
+        algorithm = Moshpit(group_size=group_size)
+        net = Swarm(trainer, peers=num_peers, algorithm=algorithm, seed=1, fleet=fleet)
+        net.run(rounds=1, sweep=True)
+        net.average()
+        truth = np.average(vectors, axis=0, weights=examples)
+        assert max(relative(net.vector(peer), truth) for peer in net.peers) < 1e-12
+
+
 def test_a_sweep_is_exact_in_many_parts_and_shares():
     dim = 3000
     rng = np.random.default_rng(0)
