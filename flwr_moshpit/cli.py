@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `flwr-moshpit` with `argv`, by default the process's, and return the exit code."""
     try:
         arguments = _parser().parse_args(argv)
-        code: int = arguments.run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except (ConfigError, SchemaError) as error:
@@ -48,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(what: object, code: int) -> int:
     sys.stderr.write(f"flwr-moshpit: {what}\n")
     return code
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Without the place in our code where it was raised: a warning is for the app's user."""
+    sys.stderr.write(f"flwr-moshpit: warning: {message}\n")
 
 
 def _with_traceback(error: MoshpitError) -> str:

@@ -22,6 +22,8 @@ SWARM_REPORT = "swarm"
 """The driver's report about the whole swarm, with whatever of these it knows: `round` (completed by
 all living peers), `accuracy`, `loss`, `consensus_distance`, `alive` (number of living peers)."""
 
+_MEASURED = ("accuracy", "loss", "consensus_distance")
+
 
 class Progress:
     """An observer and a context manager; shows something only while it is entered."""
@@ -52,7 +54,7 @@ class Progress:
         self._now = now
         if report.name == SWARM_REPORT:
             self._values.update(report.values)
-            self._print_tenth()
+            self._print_tenth(is_measured=any(name in report.values for name in _MEASURED))
 
     @property
     def fraction(self) -> float:
@@ -122,10 +124,11 @@ class Progress:
         parts.append(f"peers {values['alive']:g}/{self._num_peers}")
         return parts
 
-    def _print_tenth(self) -> None:
+    def _print_tenth(self, *, is_measured: bool) -> None:
         if self._live is not None or self._console.is_terminal:
             return
         tenths = int(10 * self.fraction + 1e-9)
-        if tenths > self._tenths:
+        # The last line waits for the last measurement: an older one beside 100 % would mislead.
+        if tenths > self._tenths and (tenths < 10 or is_measured):
             self._tenths = tenths
             self._console.print(self.line(), highlight=False, soft_wrap=True)
