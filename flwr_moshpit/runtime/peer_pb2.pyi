@@ -494,34 +494,38 @@ class RootClaim(_message.Message):
     def __init__(self, term: _Optional[int] = ..., live: _Optional[int] = ..., examples: _Optional[float] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("edge", "label", "dim", "schema", "insist")
+    __slots__ = ("edge", "label", "step", "dim", "schema", "insist")
     EDGE_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     INSIST_FIELD_NUMBER: _ClassVar[int]
     edge: EdgeId
     label: Label
+    step: int
     dim: int
     schema: bytes
     insist: bool
-    def __init__(self, edge: _Optional[_Union[EdgeId, _Mapping]] = ..., label: _Optional[_Union[Label, _Mapping]] = ..., dim: _Optional[int] = ..., schema: _Optional[bytes] = ..., insist: bool = ...) -> None: ...
+    def __init__(self, edge: _Optional[_Union[EdgeId, _Mapping]] = ..., label: _Optional[_Union[Label, _Mapping]] = ..., step: _Optional[int] = ..., dim: _Optional[int] = ..., schema: _Optional[bytes] = ..., insist: bool = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("edge", "clock_s", "label", "path", "have", "answer")
+    __slots__ = ("edge", "incarnation", "clock_s", "label", "path", "have", "answer")
     EDGE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     HAVE_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     edge: EdgeId
+    incarnation: int
     clock_s: float
     label: Label
     path: _containers.RepeatedScalarFieldContainer[str]
     have: int
     answer: bool
-    def __init__(self, edge: _Optional[_Union[EdgeId, _Mapping]] = ..., clock_s: _Optional[float] = ..., label: _Optional[_Union[Label, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., have: _Optional[int] = ..., answer: bool = ...) -> None: ...
+    def __init__(self, edge: _Optional[_Union[EdgeId, _Mapping]] = ..., incarnation: _Optional[int] = ..., clock_s: _Optional[float] = ..., label: _Optional[_Union[Label, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., have: _Optional[int] = ..., answer: bool = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("edge", "echo_s", "have", "answer")

@@ -144,8 +144,9 @@ def encode(message: Message) -> Outgoing:
     arrays: list[Vector] = []
     body = getattr(envelope, field)
     body.SetInParent()
+    codec = codec_of(field)
     try:
-        codec_of(field).encode(message, body, arrays)
+        codec.encode(message, body, arrays)
     except (RemoteProtocolError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
     views = [np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size]
