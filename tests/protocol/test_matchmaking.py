@@ -1,0 +1,125 @@
+"""When a leader stops waiting: `Lobby.decide` on hand-made books."""
+
+import pytest
+
+from flwr_moshpit.protocol.machine import PeerId, Round
+from flwr_moshpit.protocol.matchmaking import PATIENCE_S, SLACK, Arrival, Lobby
+from flwr_moshpit.protocol.messages import GroupKey, PlanId
+
+KEY = GroupKey(PlanId(1, PeerId("a")), Round(3), 0, 0)
+
+
+def lobby(size, here=(), coming=(), guesses=(), sweep=False):
+    """`size` members; here: (arrived at, local time); coming and guesses: eta, local time."""
+    peers = [PeerId(chr(ord("a") + index)) for index in range(size)]
+    made = Lobby(KEY, dict.fromkeys(peers, 1), peers)
+    rest = iter(peers)
+    for at, local_s in here:
+        made.arrive(next(rest), Arrival(at, 1.0), local_s, sweep)
+    for eta, local_s in coming:
+        made.announce(next(rest), eta - SLACK * local_s, local_s)
+    for eta in guesses:
+        made.announce(next(rest), eta, 0.0)
+    return made
+
+
+def closes_at(made, now, group_s=0.0):
+    """Follow the wake-ups until the lobby closes; (when, whether it called the silent)."""
+    called = False
+    for _ in range(50):
+        decision = made.decide(now, 0.25, group_s)
+        if decision.close:
+            return now, called
+        if decision.call:
+            called = made.called = True
+            continue
+        if decision.wake_at is None:
+            return None, called
+        assert decision.wake_at > now
+        now = decision.wake_at
+    raise AssertionError("it never decides")
+
+
+def test_nobody_here_decides_nothing():
+    assert closes_at(lobby(4, coming=[(5, 1)]), 0.0) == (None, False)
+
+
+def test_all_here_starts_at_once():
+    assert closes_at(lobby(3, here=[(1, 1), (2, 1), (9, 1)]), 9.0) == (9.0, False)
+
+
+def test_announced_members_are_waited_for():
+    made = lobby(4, here=[(10, 10), (10, 10)], coming=[(10.5, 10), (11, 10)])
+    at, called = closes_at(made, 10.0)
+    # Both are overdue at 11; what ends it is the patience with who says nothing.
+    assert at == pytest.approx(12.5)
+    assert called
+
+
+def test_when_most_say_nothing_a_whole_local_time_may_pass():
+    at, called = closes_at(lobby(3, here=[(10, 10)]), 10.0)
+    assert called
+    assert at == pytest.approx(20)
+
+
+def test_a_straggler_that_said_so_is_not_waited_for():
+    assert closes_at(lobby(3, here=[(10, 10), (10.1, 10)], coming=[(100, 100)]), 10.1) == (
+        10.1,
+        False,
+    )
+
+
+def test_somewhat_slower_members_are_worth_it():
+    # Three at 10 s a round, one at 13: 3.5 contributions per 13 s beat 2.5 per 10 s.
+    made = lobby(4, here=[(10, 10)] * 3, coming=[(13, 13)])
+    assert made.decide(10.0, 0.25, 0.0).wake_at == pytest.approx(13)
+
+
+def test_a_silent_member_is_called_and_costs_a_quarter():
+    at, called = closes_at(lobby(4, here=[(10, 10)] * 3), 10.0)
+    assert called
+    assert at == pytest.approx(12.5)
+
+
+def test_patience_is_never_below_a_round_trip():
+    at, called = closes_at(lobby(4, here=[(10, 0.001)] * 3), 10.0)
+    assert called
+    assert at == pytest.approx(10 + PATIENCE_S)
+
+
+def test_a_fast_minority_does_not_run_away():
+    """One device is 30 times faster than the nine others: the group goes at their pace."""
+    coming = [(30 + index / 100, 30) for index in range(9)]
+    made = lobby(10, here=[(1, 1)], coming=coming)
+    assert made.decide(1.0, 0.25, 0.0).wake_at == pytest.approx(30)
+    at, _ = closes_at(made, 1.0)
+    assert at >= 30
+
+
+def test_guesses_count_for_the_pace_but_are_no_promise():
+    # Most are in their first job ever: wait for the middle one's guess, which slips will move.
+    made = lobby(5, here=[(1, 1)], guesses=[4.0, 5.0, 6.0, 7.0])
+    decision = made.decide(1.0, 0.25, 0.0)
+    assert not decision.close
+    # One single guess beside those who are here is not waited for beyond the patience.
+    at, _ = closes_at(lobby(2, here=[(1, 1)], guesses=[50.0]), 1.0)
+    assert at == pytest.approx(1.25)
+
+
+def test_a_sweep_waits_for_all_who_announced():
+    at, _ = closes_at(lobby(4, here=[(10, 1)] * 3, coming=[(100, 90)], sweep=True), 10.0)
+    assert at >= 100
+
+
+def test_a_slip_corrects_the_announcement():
+    made = lobby(3, here=[(10, 10), (10, 10)], coming=[(11, 10)])
+    assert made.decide(10.0, 0.25, 0.0).wake_at == pytest.approx(11)
+    made.announce(PeerId("c"), 60.0, 10.0)
+    assert made.decide(10.5, 0.25, 0.0).close
+
+
+def test_who_is_elsewhere_or_dead_is_not_expected():
+    made = lobby(3, here=[(10, 10), (10, 10)])
+    assert not made.decide(10.0, 0.25, 0.0).close
+    made.drop(PeerId("c"))
+    assert made.decide(10.0, 0.25, 0.0).reason == "all are here"
