@@ -39,7 +39,7 @@ def figure(
     # Figure without pyplot: no global state, no window, and Agg is its canvas.
     made = Figure(figsize=(7.5, 0.6 + 2.5 * len(curves)), dpi=150, layout="constrained")
     panels: list[Any] = list(made.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0])
-    factor, unit = _time_unit(max(times_s, default=0.0))
+    factor, unit = time_unit(max(times_s, default=0.0))
     for panel, (name, values) in zip(panels, curves.items(), strict=True):
         label, logarithmic = _AXES.get(name, (name.replace("_", " ").capitalize(), False))
         points = [
@@ -105,7 +105,7 @@ def _logarithmic(panel: Any, values: list[float]) -> None:
     panel.yaxis.set_minor_locator(NullLocator())
 
 
-def _time_unit(longest_s: float) -> tuple[float, str]:
+def time_unit(longest_s: float) -> tuple[float, str]:
     for factor, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if longest_s >= 2 * factor:
             return factor, unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
@@ -42,13 +43,7 @@ def build_machine(
     it. `schema` is the hash of the model's layout: peers with another one are refused. Raises
     ConfigError for settings that no machine belongs to.
     """
-    name = type(algorithm).__name__
-    if name not in _MACHINES:
-        raise ConfigError(
-            f"algorithm must be one of the settings for {', '.join(ALGORITHMS)}, not {algorithm!r}"
-        )
-    module, _, kind = _MACHINES[name].partition(":")
-    machine = getattr(import_module(f"flwr_moshpit.protocol.{module}"), kind)(
+    return machine_type(algorithm)(
         algorithm,
         me,
         params,
@@ -58,4 +53,20 @@ def build_machine(
         schema=schema,
         state=state,
     )
-    return cast(Machine, machine)
+
+
+def machine_type(algorithm: Any) -> Callable[..., Machine]:
+    """The class of the machines that run under `algorithm`. Raises ConfigError if there is none."""
+    name = type(algorithm).__name__
+    if name not in _MACHINES:
+        raise ConfigError(
+            f"algorithm must be one of the settings for {', '.join(ALGORITHMS)}, not {algorithm!r}"
+        )
+    module, _, kind = _MACHINES[name].partition(":")
+    path = f"flwr_moshpit.protocol.{module}"
+    try:
+        return cast(Callable[..., Machine], getattr(import_module(path), kind))
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise ConfigError(f"algorithm {name}: this installation has no {path}") from error
