@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 RunConfig: TypeAlias = Mapping[str, bool | int | float | str]
 
+TRAINER_KEYS = (
+    "initial-model",
+    "evaluate-fn",
+    "exclude",
+    "examples-per-step",
+    "flops-per-example",
+    "lr",
+    "learning-rate",
+)
+"""Keys of the run config that `FlowerTrainer` reads; an app need not have them."""
+
 
 @dataclass(frozen=True, slots=True)
 class App:

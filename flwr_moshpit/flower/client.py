@@ -145,6 +145,7 @@ class FlowerTrainer:
         self._dtype = dtype
         self._clients = {}
         self._layout = None
+        self._cost = None
 
     def initial_params(self, seed: int) -> Vector:
         return self.layout.flatten(self._initial_arrays(seed))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,8 +14,13 @@ pytest.importorskip("flwr")
 if not all(find_spec(name) for name in ("sklearn", "seglearn")):
     pytest.skip("the data are in the packages of the extra `examples`", allow_module_level=True)
 
+from flwr.app import ArrayRecord, Context, Message, RecordDict  # noqa: E402
+from flwr.serverapp import Grid  # noqa: E402
+
 from flwr_moshpit.flower import App, FlowerTrainer, load_app  # noqa: E402
+from flwr_moshpit.flower.compat import ensure_identity, quiet_flower  # noqa: E402
 from flwr_moshpit.torch_trainer import TorchTrainer  # noqa: E402
+from flwr_moshpit.user_code import pinned  # noqa: E402
 
 PARTITIONS = (1, 2, 5, 16, 17, 20, 100)
 
@@ -142,6 +148,59 @@ def test_same_seed_same_result_and_cost_leaves_no_trace(app: App) -> None:
     # At least a multiplication and an addition for each parameter, forward and twice backward.
     assert 1e9 > cost.flops_per_example >= 4 * len(params)
     assert cost.memory_bytes > 3 * params.nbytes
+
+
+class InProcessGrid(Grid):
+    """Flower's side of a run: nodes that answer each message at once."""
+
+    def __init__(self, app: App, num_nodes: int) -> None:
+        self._client_app = app.load(app.client_ref)
+        self._contexts = [
+            Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": node, "num-partitions": num_nodes},
+                state=RecordDict(),
+                run_config=dict(app.config),
+            )
+            for node in range(num_nodes)
+        ]
+        self.rounds: list[tuple[ArrayRecord, list[ArrayRecord]]] = []
+        """What was sent to all, and what each sent back."""
+
+    def get_node_ids(self) -> list[int]:
+        return [context.node_id for context in self._contexts]
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+        messages = list(messages)
+        replies = [self._client_app(m, self._contexts[m.metadata.dst_node_id]) for m in messages]
+        if messages:
+            sent = messages[0].content["arrays"]
+            self.rounds.append((sent, [reply.content["arrays"] for reply in replies]))
+        return replies
+
+    def _not_used(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("the apps' strategy does not do this")
+
+    create_message = push_messages = pull_messages = set_run = _not_used
+    run = property(_not_used)
+
+
+def test_its_own_server_trains_it_on_flower(app: App) -> None:
+    ensure_identity()
+    app = dataclasses.replace(app, config={**app.config, "rounds": 2})
+    grid = InProcessGrid(app, 3)
+    server_app = app.load(str(app.server_ref))
+    with quiet_flower(), pinned(1):
+        server_app(grid, Context(1, 1, {}, RecordDict(), dict(app.config)))
+    trainer = prepared(app, 3)
+    (first, replies), (second, _) = (
+        (trainer.layout.flatten(sent), [trainer.layout.flatten(reply) for reply in replies])
+        for sent, replies in grid.rounds
+    )
+    np.testing.assert_allclose(second, np.mean(replies, axis=0), atol=1e-6)
+    losses = [trainer.evaluate(params).metrics["loss"] for params in (first, second)]
+    assert losses[1] < losses[0]
 
 
 def test_tasks_need_no_flower(app: App) -> None:
