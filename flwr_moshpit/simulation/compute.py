@@ -43,7 +43,7 @@ class Device(Protocol):
 
 
 def job_seed(seed: int, index: int, incarnation: int, number: int) -> int:
-    """The seed of the `number`-th job, from 0, of peer number `index` since it last started."""
+    """The seed of training job `number`, from 0, of peer number `index` in that incarnation."""
     digest = hashlib.sha256(pack("<4q", seed, index, incarnation, number)).digest()
     return int.from_bytes(digest[:4], "little") >> 1
 
@@ -61,7 +61,7 @@ class Slot:
         """How many times slower than its device this peer is at present."""
         self.incarnation = 0
         self.started = 0
-        """Jobs of this incarnation."""
+        """Training jobs of this incarnation."""
         self.jobs: dict[JobId, Pending] = {}
         self.busy_s = 0.0
 
@@ -118,8 +118,11 @@ class JobPool:
         now = self._agenda.now
         if isinstance(job, LocalSteps) and job.num_steps is None:
             job = replace(job, num_steps=self._steps_within(slot, job.budget_s))
-        seed = job_seed(self._seed, slot.index, slot.incarnation, slot.started)
-        slot.started += 1
+        seed = 0
+        if not isinstance(job, Evaluate):
+            # Evaluation draws nothing, so that looking more often changes no training.
+            seed = job_seed(self._seed, slot.index, slot.incarnation, slot.started)
+            slot.started += 1
         pending = Pending(slot, job_id, WorkItem(slot.client, job, seed), now)
         slot.jobs[job_id] = pending
         known = None if isinstance(job, Evaluate) else self._backend.examples(slot.client, job)

@@ -24,7 +24,7 @@ from flwr_moshpit.protocol.machine import (
 )
 from flwr_moshpit.simulation.agenda import Agenda
 
-_DIFFERENCES_KEPT = 256
+_DIFFERENCES_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)

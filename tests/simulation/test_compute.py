@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +39,7 @@ from flwr_moshpit.trainer import Cost
 from tests.simulation.recorder import Box, Swarm, started
 from tests.trainers import QuadraticTrainer
 
+ROOT = Path(__file__).parents[2]
 X = np.zeros(4, np.float32)
 COST = Cost(flops_per_example=1.0, examples_per_step=10, memory_bytes=1)
 """On a `Box` of 1 FLOP/s an example takes a second, a step ten."""
@@ -237,8 +241,9 @@ class TestBatches:
         swarm = swarm_of(2, backend, seed=5)
         for number in range(2):
             for k in range(2):
-                swarm.do(k, train(number))
+                swarm.do(k, train(number), Compute(JobId(10), Evaluate(X)))
             swarm.run()
+        backend.seeds = [seed for seed in backend.seeds if seed]
         swarm.engine.crash(swarm.peers[0])
         swarm.engine.restart(swarm.peers[0])
         swarm.run()
@@ -322,6 +327,27 @@ class TestFailures:
         trainer = Unloadable(4)
         with pytest.raises(ConfigError, match=r"cannot load the trainer .*gone.*workers to 0"):
             trainer_backend(trainer, 1)
+
+    def test_what_is_defined_at_a_prompt_is_refused_with_the_cure(self) -> None:
+        code = (
+            "from tests.trainers import QuadraticTrainer\n"
+            "from flwr_moshpit.simulation.backend import trainer_backend\n"
+            "class Mine(QuadraticTrainer): pass\n"
+            "trainer_backend(Mine(4), 1)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "ConfigError: worker processes cannot see what is defined in a notebook" in (
+            done.stderr
+        )
+        assert "or set workers to 0" in done.stderr
 
     def test_a_negative_number_of_workers_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="workers must be 0 or more, not -1"):

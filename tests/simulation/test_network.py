@@ -327,6 +327,23 @@ class TestStreams:
         swarm.run()
         assert swarm[1].numbers() == [3]
 
+    def test_what_arrives_at_a_partition_is_lost_and_said_so(self) -> None:
+        swarm = started(2, network=Network.uniform(latency_s=0.5))
+        swarm.send(0, 1, Letter(1))
+        swarm.at(0.2, swarm.engine.partition, [swarm.peers[:1]])
+        swarm.run()
+        assert swarm[1].numbers() == []
+        assert swarm[0].events(LinkLost) == [LinkLost(swarm.peers[1])]
+
+    def test_a_reset_does_not_overtake_the_letters_before_it(self) -> None:
+        swarm = started(2)
+        swarm.engine.interceptors.append(lambda now, src, dst, message: Delay(5.0))
+        swarm.send(0, 1, Letter(1))
+        swarm.at(1.0, swarm.engine.crash, swarm.peers[0])
+        swarm.run()
+        (received_s,), (lost_s,) = swarm[1].times(Received), swarm[1].times(LinkLost)
+        assert 5.0 < received_s <= lost_s
+
     def test_death_beyond_a_partition_sends_no_reset(self) -> None:
         swarm = started(2)
         swarm.send(0, 1, Letter(1))
