@@ -96,11 +96,17 @@ class Mesh:
         self._links: dict[Link, _Neighbour] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._address = ""
+        self._closing = False
+        """Nothing is sent any more, but for what waits."""
         self._closed = False
 
     @property
     def address(self) -> str:
         return self._address
+
+    @property
+    def num_links(self) -> int:
+        return len(self._links)
 
     async def start(self, on_message: OnMessage, on_link_lost: OnLinkLost) -> None:
         self._on_message = on_message
@@ -110,7 +116,7 @@ class Mesh:
         self._retiring = self._spawn(self._retire_idle_links())
 
     def send(self, dst: PeerId, message: Message) -> None:
-        if self._closed:
+        if self._closing:
             return
         if dst == self.peer:
             self._loop.call_soon(self._deliver, self.peer, message)
@@ -145,11 +151,12 @@ class Mesh:
             neighbour.link.end("the peer is forgotten")
 
     async def close(self, grace_s: float = 1.0) -> None:
-        if self._closed:
+        if self._closing:
             return
-        self._closed = True
+        self._closing = True
         drains = [asyncio.create_task(self._drain(each)) for each in self._neighbours.values()]
         await _finish(drains, grace_s)
+        self._closed = True
         for link in self._links:
             link.end("closed")
         for neighbour in self._neighbours.values():

@@ -7,7 +7,7 @@ A block is one line of JSON, `{"value": ..., "arrays": number}`, and so many arr
 In the value an object with one of these keys stands for what JSON does not have:
 
     {"tuple": [...]}   {"dict": [[key, value], ...]}   {"bytes": "base64"}   {"array": index}
-    {"scalar": index} a numpy scalar    {"kind": "messages.Part", "fields": [...]} a dataclass
+    {"scalar": index} a numpy scalar    {"kind": "messages.Part", "fields": {...}} a dataclass
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _pack(value: Any, arrays: list[Array]) -> Any:
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if type(value) in _NAMES:
-        fields = _fields_of(value)
-        return {"kind": _NAMES[type(value)], "fields": [_pack(item, arrays) for item in fields]}
+        fields = {name: _pack(getattr(value, name), arrays) for name in _fields_of(type(value))}
+        return {"kind": _NAMES[type(value)], "fields": fields}
     if isinstance(value, tuple):
         return {"tuple": [_pack(item, arrays) for item in value]}
     if isinstance(value, list):
@@ -119,10 +119,10 @@ def _pack(value: Any, arrays: list[Array]) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be written")
 
 
-def _fields_of(value: Any) -> list[Any]:
-    if isinstance(value, tuple):
-        return list(value)
-    return [getattr(value, field.name) for field in dataclasses.fields(value)]
+def _fields_of(kind: Any) -> list[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(kind._fields)
 
 
 def _unpack(packed: Any, arrays: list[Array]) -> Any:
@@ -131,7 +131,8 @@ def _unpack(packed: Any, arrays: list[Array]) -> Any:
     if not isinstance(packed, dict):
         return packed
     if "kind" in packed:
-        return _KINDS[packed["kind"]](*[_unpack(item, arrays) for item in packed["fields"]])
+        fields = {name: _unpack(item, arrays) for name, item in packed["fields"].items()}
+        return _KINDS[packed["kind"]](**fields)
     ((tag, content),) = packed.items()
     match tag:
         case "tuple":

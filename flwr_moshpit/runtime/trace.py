@@ -134,6 +134,8 @@ def _replay(file: BinaryIO, path: Path) -> Replay:
     except (EOFError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no trace of this version: {error}") from error
     done = Replay(machine)
+    event: Event | None = None
+    mine: list[Any] = []
     for kind, *content in _blocks(file, done):
         if kind == "event":
             now, event = content
@@ -153,10 +155,10 @@ def _replay(file: BinaryIO, path: Path) -> Replay:
 
 
 def _blocks(file: BinaryIO, done: Replay) -> Iterator[Any]:
-    while not done.is_torn:
-        try:
+    try:
+        while True:
             yield read_block(file)
-        except EOFError:
-            return
-        except TornError:
-            done.is_torn = True
+    except EOFError:
+        return
+    except TornError:
+        done.is_torn = True
