@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_simulate(commands)
+    _add_compare(commands)
     _add_devices(commands)
     _add_bench(commands)
     return parser
@@ -111,6 +112,41 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.set_defaults(run=_simulate)
 
 
+def _add_compare(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="several algorithms on one app, under the same conditions",
+        description="Train an app's clients under several algorithms, with the same data, fleet, "
+        "seeds and faults. All runs end at the same virtual time (--until) or after the same "
+        "number of local steps per peer (--rounds times the local steps of a round). Settings come "
+        "from where `simulate` takes them; each algorithm takes those that it has.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("app", metavar="APP", help="a bundled app (watch, digits) or a path")
+    add = parser.add_argument
+    add("--algorithms", metavar="A,B", help="names; times are put in relation to the first's")
+    add("--peers", type=int, metavar="N", help="number of clients")
+    add("--fleet", metavar="MIX", help="devices, as jetson-nano:0.6,cloud-t4:0.4")
+    add("--catalogue", metavar="FILE", help="a TOML file with devices and links of your own")
+    add("--rounds", type=int, metavar="N", help="so many rounds' local steps per peer")
+    add("--until", metavar="TIME", help="stop at this virtual time: seconds, or as 90m, 3h")
+    add("--group-size", type=int, metavar="M", help="most peers that average together")
+    add("--local-steps", type=int, metavar="N", help="optimizer steps between two rounds")
+    add("--seeds", metavar="N", help="how many, from --seed on, or a list as 3,7,9 (3)")
+    add("--seed", type=int, metavar="N", help="the first seed")
+    add("--faults", action="append", metavar="FAULT", help='such as "slow 10x peer=3"; repeat')
+    add("--cost-as", metavar="MODEL", help="clock and links as for resnet50, albert-large or FILE")
+    add("--target", type=float, metavar="X", help="accuracy (or loss) to reach; else derived")
+    add("--tune", type=int, metavar="N", help="learning rates that each algorithm may try first")
+    add("--workers", type=int, metavar="N", help="runs at once, each in a process; 0: here")
+    add("--dtype", metavar="TYPE", help="float32 or float64")
+    add("--config", type=Path, metavar="FILE.toml", help="settings, under their names above")
+    add("--out", type=Path, metavar="DIR", help="where results go (runs/DATE-N)")
+    add("--quiet", action="store_true", help="no progress")
+    parser.set_defaults(run=_compare)
+
+
 def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "devices", help="list the devices that a fleet can be made of", allow_abbrev=False
@@ -146,6 +182,25 @@ def _simulate(arguments: argparse.Namespace) -> int:
         quiet=bool(ours["quiet"]),
     )
     return EXIT_INTERRUPTED if history.interrupted else 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.compare import DEFAULT_ALGORITHMS, DEFAULT_SEEDS, compare_app
+
+    given = dict(vars(arguments))
+    del given["run"]
+    comparison = compare_app(
+        given.pop("app"),
+        algorithms=given.pop("algorithms", DEFAULT_ALGORITHMS),
+        seeds=given.pop("seeds", DEFAULT_SEEDS),
+        target=given.pop("target", None),
+        tries=given.pop("tune", 1),
+        config=given.pop("config", None),
+        out=given.pop("out", None),
+        quiet=given.pop("quiet", False),
+        flags={key.replace("_", "-"): value for key, value in given.items()},
+    )
+    return EXIT_INTERRUPTED if comparison.interrupted else 0
 
 
 def _devices(arguments: argparse.Namespace) -> int:

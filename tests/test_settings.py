@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flwr_moshpit.commands.settings import DEFAULT_FLEET, DEFAULT_ROUNDS, gather, read_toml
-from flwr_moshpit.config import FedAvg, Moshpit
+from flwr_moshpit.config import FedAvg, Moshpit, RFast
 from flwr_moshpit.errors import ConfigError
 
 APP: dict[str, Any] = {
@@ -118,3 +118,11 @@ def test_config_files_that_are_not(tmp_path: Path, text: str | None, message: st
         path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_toml(path)
+
+
+def test_rfast_steps_by_the_learning_rate_of_the_app() -> None:
+    app = {"lr": 0.2, "algorithm": "rfast"}
+    assert gather(app, {}, {}).algorithm == RFast(learning_rate=0.2)
+    assert gather(app, {"lr": 0.3}, {}).algorithm == RFast(learning_rate=0.3)
+    assert gather(app, {"learning-rate": 0.4}, {}).algorithm == RFast(learning_rate=0.4)
+    assert gather(app, {"lr": 0.3}, {"algorithm": "moshpit"}).app["lr"] == 0.3

@@ -44,6 +44,9 @@ RUN_KEYS: dict[str, tuple[type, ...]] = {
 # Settings that say the same thing in two ways: one given later takes the place of the other.
 _EXCLUSIVE = (("local-steps", "local-s"), ("rounds", "until"))
 
+# The app's training has one, under either name, whatever algorithm runs it; R-FAST steps by it.
+_LEARNING_RATES = ("learning-rate", "lr")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -108,20 +111,23 @@ def gather(
     name = given.get("algorithm", "moshpit")
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm {name!r} is unknown; there are: {', '.join(ALGORITHMS)}")
-    of_any = {key for kind in ALGORITHMS for key in _algorithm_keys(kind)}
+    of_any = {key for kind in ALGORITHMS for key in algorithm_keys(kind)}
     asked = {**file, **flags}
     for key in file:
         if key not in RUN_KEYS and key not in of_any and key not in app:
-            raise ConfigError(_unknown(key, [*RUN_KEYS, *_algorithm_keys(name), *app]))
+            raise ConfigError(_unknown(key, [*RUN_KEYS, *algorithm_keys(name), *app]))
 
     # An app may hold settings of several algorithms; those of the others are left alone. Asked for
     # by the user, they are the algorithm's to refuse.
-    of_this = _algorithm_keys(name)
+    of_this = algorithm_keys(name)
+    of_app = [key for key in _LEARNING_RATES if key in app]
     algorithm = {
         key: value
         for key, value in given.items()
-        if key in of_any and (key in of_this or key in asked)
+        if key in of_any and (key in of_this or (key in asked and key not in of_app))
     }
+    if "learning-rate" in of_this and "learning-rate" not in algorithm and of_app:
+        algorithm["learning-rate"] = given[of_app[0]]
     run = {key: _checked(key, given[key]) for key in RUN_KEYS if key in given}
     if "rounds" not in run and "until" not in run:
         run["rounds"] = DEFAULT_ROUNDS
@@ -134,7 +140,8 @@ def gather(
     )
 
 
-def _algorithm_keys(name: str) -> list[str]:
+def algorithm_keys(name: str) -> list[str]:
+    """The kebab-case settings of the algorithm called `name`."""
     return [field.name.replace("_", "-") for field in dataclasses.fields(ALGORITHMS[name])]
 
 

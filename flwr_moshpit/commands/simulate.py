@@ -42,7 +42,7 @@ def simulate(
     # The app's frameworks take seconds to load: what is wrong in the settings is said before.
     fleet = _fleet(settings)
     until_s = _until_s(settings)
-    out = _next_run(Path("runs")) if out is None else out
+    out = next_run(Path("runs")) if out is None else out
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out {str(out)!r} is a file, not a folder")
 
@@ -88,7 +88,7 @@ def _until_s(settings: RunSettings) -> float | None:
     return parse_duration(str(settings.until), "until")
 
 
-def _next_run(folder: Path) -> Path:
+def next_run(folder: Path) -> Path:
     """The first unused `folder/YYYY-MM-DD-N`."""
     today = datetime.date.today().isoformat()
     paths = (folder / f"{today}-{number}" for number in itertools.count(1))

@@ -1,0 +1,365 @@
+"""Several algorithms on one task: the same data, fleet, seeds and faults for each.
+
+All runs end at the same virtual time, or after the same number of local steps per peer. Runs of one
+seed share the initial model, the devices' order, the data, the batches and the faults, so methods
+are compared seed by seed.
+
+With `tries`, each method first gets the same number of runs with other learning rates, on a seed
+that is not used afterwards; it then competes with the rate that reached the target first in virtual
+time, or, if none did, with the one that came closest to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import pickle
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from flwr_moshpit.errors import ConfigError, TrainerError
+from flwr_moshpit.observe.observer import Observer
+from flwr_moshpit.protocol.build import machine_type
+from flwr_moshpit.simulation.comparison import Comparison
+from flwr_moshpit.simulation.cost import CostModel
+from flwr_moshpit.simulation.device import Catalogue
+from flwr_moshpit.simulation.fault_grammar import parse_faults
+from flwr_moshpit.simulation.faults import AfterRounds, AtRound, Crash, Fault
+from flwr_moshpit.simulation.fleet import Fleet
+from flwr_moshpit.simulation.history import History
+from flwr_moshpit.simulation.network import Network
+from flwr_moshpit.simulation.reach import Run, best_try
+from flwr_moshpit.simulation.run import DEFAULT_DEVICE, SERVER, Simulation
+from flwr_moshpit.trainer import Trainer
+
+DEFAULT_STEPS = 20
+"""Local steps in a round of an algorithm that leaves them to the default."""
+
+LR_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625)
+"""What the learning rate is multiplied by in a method's tries, in the order of their use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """What is compared, and under which conditions. Raises ConfigError for what cannot be."""
+
+    algorithms: Mapping[str, Any]
+    """Settings of `flwr_moshpit.config` by the name that each has in the results. Times are put in
+    relation to those of the first."""
+    make_trainer: Callable[[float], Trainer]
+    """What a run trains, with the learning rate multiplied by the argument. A learning rate among
+    an algorithm's own settings is multiplied as well. With `workers` it must be picklable."""
+    peers: int
+    fleet: str | Fleet = DEFAULT_DEVICE
+    catalogue: Catalogue | None = None
+    network: Network | None = None
+    faults: tuple[str | Fault, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    until_s: float | None = None
+    """All runs end at this virtual time."""
+    steps: int | None = None
+    """Or each peer takes so many local steps, or the next multiple of a round's."""
+    target: float | None = None
+    """Accuracy, or loss where the task has no accuracy; see `comparison.derived_target`."""
+    tries: int = 1
+    """Learning rates that each method may try."""
+    dtype: str | None = None
+    cost_as: str | CostModel | None = None
+    evaluate_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.algorithms:
+            raise ConfigError("algorithms: there is none to compare")
+        for algorithm in self.algorithms.values():
+            machine_type(algorithm)
+        if not self.seeds or min(self.seeds) < 0 or len({*self.seeds}) < len(self.seeds):
+            raise ConfigError(f"seeds must be different numbers from 0 up, not {self.seeds}")
+        if (self.until_s is None) == (self.steps is None):
+            raise ConfigError("a comparison ends at a virtual time or after local steps: set one")
+        if self.until_s is not None and not self.until_s > 0:
+            raise ConfigError(f"until must be above 0, not {self.until_s}")
+        if self.steps is not None:
+            if self.steps < 1:
+                raise ConfigError(f"steps must be at least 1, not {self.steps}")
+            for name, algorithm in self.algorithms.items():
+                _check_steps(name, algorithm)
+        if not 1 <= self.tries <= len(LR_FACTORS):
+            raise ConfigError(f"tune must be from 1 to {len(LR_FACTORS)} tries, not {self.tries}")
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        return LR_FACTORS[: self.tries]
+
+    @property
+    def tuning_seed(self) -> int:
+        return max(self.seeds) + 1
+
+    @property
+    def num_runs(self) -> int:
+        """Tries included."""
+        tuning = self.tries if self.tries > 1 else 0
+        return len(self.algorithms) * (len(self.seeds) + tuning)
+
+    @property
+    def has_round_faults(self) -> bool:
+        """Whether a fault waits for a round, which methods reach at times of their own."""
+        return any(
+            isinstance(fault.when, AtRound)
+            or (isinstance(fault, Crash) and isinstance(fault.back, AfterRounds))
+            for fault in parse_faults(self.faults)
+        )
+
+    @property
+    def ends(self) -> str:
+        """Where a run ends, in words."""
+        if self.until_s is not None:
+            return f"all runs end at {self.until_s:g} s of virtual time"
+        return f"each peer takes {self.steps} local steps"
+
+    def rounds_of(self, name: str) -> int | None:
+        """How many rounds of an algorithm make `steps`; None if time ends the runs."""
+        if self.steps is None:
+            return None
+        return -(-self.steps // steps_per_round(self.algorithms[name]))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run of a contest."""
+
+    algorithm: str
+    seed: int
+    lr_factor: float
+    is_try: bool = False
+
+
+class Follower(Protocol):
+    """Is told of a comparison's progress."""
+
+    def on_start(self, task: Task) -> Observer | None:
+        """A run begins in this process; the observer, if any, is told what happens in it."""
+        ...
+
+    def on_end(self, task: Task, run: Run) -> None: ...
+
+
+def compare(
+    contest: Contest,
+    *,
+    workers: int = 0,
+    follower: Follower | None = None,
+    out: str | Path | None = None,
+) -> Comparison:
+    """Run everything; with `workers`, so many runs at once, each in a process of its own.
+
+    The result does not depend on `workers`. Into the folder `out` goes compare.json after every
+    run, and compare.png at the end. Ctrl-C ends it: what is complete is kept, the runs under way
+    are not, and the comparison says that it was interrupted. Raises ConfigError for settings that
+    cannot be, and TrainerError for what the training code raises.
+    """
+    if workers < 0:
+        raise ConfigError(f"workers must be 0 (in this process) or more, not {workers}")
+    if workers:
+        _check_picklable(contest)
+    tries: list[Run] = []
+    runs: list[Run] = []
+    factors = dict.fromkeys(contest.algorithms, contest.lr_factors[0])
+
+    def run_all(tasks: Sequence[Task], into: list[Run]) -> None:
+        # Each run is taken in as it ends, so that an interrupt leaves those that are done.
+        with closing(_done(contest, tasks, workers, follower)) as done:
+            for task, run in done:
+                into.append(run)
+                if follower is not None:
+                    follower.on_end(task, run)
+                if out is not None:
+                    _comparison(contest, tries, runs, interrupted=True).save_json(Path(out))
+
+    interrupted = False
+    try:
+        if contest.tries > 1:
+            run_all(_tries(contest), tries)
+            for name in contest.algorithms:
+                factors[name] = best_try(tries, name, contest.target).lr_factor
+        run_all(_runs(contest, factors), runs)
+    except KeyboardInterrupt:
+        interrupted = True
+    comparison = _comparison(contest, tries, runs, interrupted)
+    if out is not None:
+        comparison.save(out)
+    return comparison
+
+
+def _tries(contest: Contest) -> list[Task]:
+    return [
+        Task(name, contest.tuning_seed, factor, is_try=True)
+        for factor in contest.lr_factors
+        for name in contest.algorithms
+    ]
+
+
+def _runs(contest: Contest, factors: Mapping[str, float]) -> list[Task]:
+    # Seed by seed: whoever interrupts has compared all methods on the first ones.
+    return [Task(name, seed, factors[name]) for seed in contest.seeds for name in factors]
+
+
+def _comparison(
+    contest: Contest, tries: Sequence[Run], runs: Sequence[Run], interrupted: bool
+) -> Comparison:
+    """Sorted, because worker processes end their runs in any order."""
+    names = list(contest.algorithms)
+
+    def place(run: Run) -> tuple[int, int, int]:
+        factor = contest.lr_factors.index(run.lr_factor)
+        return (names.index(run.algorithm), run.seed, factor)
+
+    return Comparison(
+        settings=_settings(contest),
+        algorithms=tuple(names),
+        ends=contest.ends,
+        given_target=contest.target,
+        runs=tuple(sorted(runs, key=place)),
+        tries=tuple(sorted(tries, key=place)),
+        interrupted=interrupted,
+    )
+
+
+def steps_per_round(algorithm: Any) -> int:
+    """Local steps between two exchanges."""
+    steps = getattr(algorithm, "steps", None) or getattr(algorithm, "local_steps", None)
+    return DEFAULT_STEPS if steps is None else int(steps)
+
+
+def run_task(contest: Contest, task: Task, observe: Observer | None = None) -> Run:
+    """One run of `contest`. Raises KeyboardInterrupt where Ctrl-C ends it before its end."""
+    algorithm = contest.algorithms[task.algorithm]
+    if hasattr(algorithm, "learning_rate"):
+        rate = algorithm.learning_rate * task.lr_factor
+        algorithm = dataclasses.replace(algorithm, learning_rate=rate)
+    fleet = contest.fleet
+    if isinstance(fleet, str):
+        fleet = Fleet.parse(fleet, contest.peers, seed=task.seed, catalogue=contest.catalogue)
+    simulation = Simulation(
+        algorithm,
+        contest.make_trainer(task.lr_factor),
+        fleet=fleet,
+        peers=contest.peers,
+        network=contest.network,
+        faults=contest.faults,
+        seed=task.seed,
+        dtype=contest.dtype,
+        cost_as=contest.cost_as,
+        evaluate_every=contest.evaluate_every,
+        observe=observe,
+    )
+    history = simulation.run(until=contest.until_s, rounds=contest.rounds_of(task.algorithm))
+    if history.interrupted:
+        raise KeyboardInterrupt
+    return Run(
+        algorithm=task.algorithm,
+        seed=task.seed,
+        lr_factor=task.lr_factor,
+        points=tuple(history.points),
+        steps=_steps_taken(history, algorithm, contest.peers),
+        digest=history.digest,
+    )
+
+
+def _steps_taken(history: History, algorithm: Any, peers: int) -> float:
+    """Local steps of completed rounds, by the mean peer."""
+    trained = sum(
+        bool(record.values.get("trained", True))
+        for record in history.rounds
+        if record.peer != SERVER
+    )
+    return trained * steps_per_round(algorithm) / peers
+
+
+def _done(
+    contest: Contest, tasks: Sequence[Task], workers: int, follower: Follower | None
+) -> Generator[tuple[Task, Run], None, None]:
+    """Every task with its run, as it ends."""
+    return _in_workers(contest, tasks, workers) if workers else _here(contest, tasks, follower)
+
+
+def _here(
+    contest: Contest, tasks: Sequence[Task], follower: Follower | None
+) -> Generator[tuple[Task, Run], None, None]:
+    for task in tasks:
+        observe = follower.on_start(task) if follower is not None else None
+        yield task, run_task(contest, task, observe)
+
+
+def _in_workers(
+    contest: Contest, tasks: Sequence[Task], workers: int
+) -> Generator[tuple[Task, Run], None, None]:
+    # Forked children would inherit torch's threads in an unknown state.
+    context = multiprocessing.get_context("spawn")
+    others = multiprocessing.active_children()
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts) as pool:
+        futures = {pool.submit(run_task, contest, task): task for task in tasks}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            raise TrainerError(
+                "a worker process died: out of memory, or killed; where a script starts the "
+                "comparison, guard its start by `if __name__ == '__main__':`"
+            ) from error
+        finally:
+            # After the last run there is nothing to cancel; after an interrupt or an error the
+            # runs under way would go on for minutes.
+            pool.shutdown(wait=False, cancel_futures=True)
+            if any(not future.done() for future in futures):
+                for child in multiprocessing.active_children():
+                    if child not in others:
+                        child.terminate()
+
+
+def _ignore_interrupts() -> None:
+    # Ctrl-C reaches the whole group of processes; the parent ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _check_steps(name: str, algorithm: Any) -> None:
+    if getattr(algorithm, "local_s", None) is not None:
+        raise ConfigError(
+            f"{name} trains for local-s = {algorithm.local_s:g} seconds a round, which are other "
+            "numbers of steps on other devices: end the comparison by time (until)"
+        )
+
+
+def _check_picklable(contest: Contest) -> None:
+    try:
+        pickle.dumps(contest)
+    except Exception as error:
+        raise ConfigError(
+            f"this comparison cannot be sent to worker processes ({error}): put what makes the "
+            "trainer into a module that can be imported, or set workers to 0"
+        ) from error
+
+
+def _settings(contest: Contest) -> dict[str, Any]:
+    fleet = contest.fleet
+    return {
+        "algorithms": {
+            name: {"algorithm": type(settings).__name__, **dataclasses.asdict(settings)}
+            for name, settings in contest.algorithms.items()
+        },
+        "peers": contest.peers,
+        "fleet": fleet if isinstance(fleet, str) else fleet.counts(),
+        "faults": [str(fault) for fault in contest.faults],
+        "seeds": list(contest.seeds),
+        "until_s": contest.until_s,
+        "steps": contest.steps,
+        "lr_factors": list(contest.lr_factors),
+        "cost_as": None if contest.cost_as is None else str(contest.cost_as),
+        "dtype": contest.dtype,
+        "network": None if contest.network is None else str(contest.network),
+    }
