@@ -2,7 +2,7 @@
 they return. Same seed, same run: `Engine.digest` tells.
 
     agenda.py      what happens next
-    peers.py       what there is of each peer
+    host.py        machines: events in, effects carried out; peers.py: what there is of each
     network.py     links, and what a test may do to a message
     transport.py   messages on their way: streams.py, datagrams.py; transfers.py shares bandwidth
     membership.py  views and records
@@ -19,31 +19,13 @@ from typing import Literal
 
 import numpy as np
 
-from flwr_moshpit.errors import ConfigError, LocalProtocolError
+from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.observe.observer import Observer
-from flwr_moshpit.protocol.machine import (
-    Cancel,
-    Compute,
-    Effect,
-    Event,
-    Finish,
-    LinkLost,
-    Machine,
-    Message,
-    PeerId,
-    PeerInfo,
-    Publish,
-    Received,
-    Report,
-    Send,
-    Start,
-    TimerFired,
-    Vector,
-)
+from flwr_moshpit.protocol.machine import Event, Machine, PeerId, PeerInfo, Start, Vector
 from flwr_moshpit.simulation.agenda import Agenda
 from flwr_moshpit.simulation.backend import ComputeBackend
 from flwr_moshpit.simulation.compute import JobPool, Slot
-from flwr_moshpit.simulation.digest import Digest
+from flwr_moshpit.simulation.host import Host
 from flwr_moshpit.simulation.interpreter import deferred_interrupts, rare_collections
 from flwr_moshpit.simulation.membership import Delays, SimulatedMembership
 from flwr_moshpit.simulation.network import Network
@@ -51,9 +33,6 @@ from flwr_moshpit.simulation.peers import Device, MachineFactory, Peer, Usage
 from flwr_moshpit.simulation.ports import Port
 from flwr_moshpit.simulation.transport import Interceptor, Transport
 from flwr_moshpit.trainer import Cost
-
-_TIMERS_AT_ONCE_MAX = 1000
-"""A machine whose timer fires this often at one instant will never let time go on."""
 
 
 class Engine:
@@ -83,39 +62,34 @@ class Engine:
         """
         if seed < 0:
             raise ConfigError(f"seed must be 0 or more, not {seed}")
-        self.observe: list[Observer] = []
         self.start_event = start if start is not None else Start()
-        self.finished: dict[PeerId, Vector] = {}
-        """What living peers returned with `Finish`."""
-        self.delivered = 0
-        """Events handed to machines so far."""
         self.num_alive = 0
         self._seed = seed
         self._network = network
-        self._digest = Digest()
         self._agenda = Agenda()
-        self._peers: list[Peer] = []
+        self._host = host = Host(self._agenda)
+        self._peers = host.peers
         self._by_id: dict[PeerId, Peer] = {}
         self._begun = False
         self._interrupted = False
         delays = delays if delays is not None else Delays()
-        self._membership = SimulatedMembership(
-            self._agenda, np.random.default_rng([seed, 1]), delays, self._tell
+        self._membership = host.membership = SimulatedMembership(
+            self._agenda, np.random.default_rng([seed, 1]), delays, host.tell
         )
-        self._transport = Transport(
-            self._agenda, seed, array_scale, delays.loss_s, self._received, self._link_lost
+        self._transport = host.transport = Transport(
+            self._agenda, seed, array_scale, delays.loss_s, host.received, host.link_lost
         )
-        self._jobs: JobPool | None = None
         self._backend = backend
+        self._jobs: JobPool | None = None
         if backend is not None:
             if cost is None:
                 raise ConfigError("an engine with a backend needs the cost of its jobs")
-            self._jobs = JobPool(
+            self._jobs = host.jobs = JobPool(
                 self._agenda,
                 backend,
                 cost,
                 seed,
-                self._tell,
+                host.tell,
                 lambda: self._interrupted,
                 on_trainer_error == "report",
                 batch_size,
@@ -129,6 +103,21 @@ class Engine:
         return self._agenda.now
 
     @property
+    def delivered(self) -> int:
+        """Events handed to machines so far."""
+        return self._host.delivered
+
+    @property
+    def observe(self) -> list[Observer]:
+        """Who is told of every `Report`."""
+        return self._host.observe
+
+    @property
+    def finished(self) -> dict[PeerId, Vector]:
+        """What living peers returned with `Finish`, since their last `Start`."""
+        return self._host.finished
+
+    @property
     def interceptors(self) -> list[Interceptor]:
         """What sees each message before it travels, and may change its fate."""
         return self._transport.interceptors
@@ -136,7 +125,7 @@ class Engine:
     @property
     def digest(self) -> str:
         """Of every event delivered so far and of the parameters after each round, in hex."""
-        return self._digest.hexdigest()
+        return self._host.digest.hexdigest()
 
     @property
     def machines(self) -> dict[PeerId, Machine]:
@@ -228,7 +217,8 @@ class Engine:
         """Hand `event` to `peer` at this instant, if it is alive then: a test's or a command's
         `Start`, `Stop`, or a timer that fires too early."""
         found = self._peer(peer)
-        self._agenda.at(self.now, self._tell_incarnation, found, found.info.incarnation, event)
+        incarnation = found.info.incarnation
+        self._agenda.at(self.now, self._host.tell_incarnation, found, incarnation, event)
 
     # Faults
 
@@ -239,7 +229,7 @@ class Engine:
         if not found.port.alive:
             return
         found.go_down(self.now)
-        self._disarm(found)
+        self._host.disarm(found)
         self.num_alive -= 1
         self.finished.pop(peer, None)
         if self._jobs is not None:
@@ -279,8 +269,6 @@ class Engine:
         """From now all peers reach each other."""
         self.partition([])
 
-    # Delivery
-
     def _begin(self) -> None:
         self._interrupted = False
         if not self._begun:
@@ -305,95 +293,6 @@ class Engine:
         for peer in peers:
             self.tell(peer.info.peer, self.start_event)
             self._membership.welcome(peer.info.peer)
-
-    def _received(self, dst: Port, src: Port, message: Message) -> None:
-        self._digest.received(self._agenda.now, dst.index, src.index, message)
-        self._deliver(self._peers[dst.index], Received(src.peer, message))
-
-    def _link_lost(self, port: Port, lost: PeerId) -> None:
-        self._tell(port.index, LinkLost(lost))
-
-    def _tell_incarnation(self, peer: Peer, incarnation: int, event: Event) -> None:
-        if peer.info.incarnation == incarnation:
-            if type(event) is Start:
-                self.finished.pop(peer.info.peer, None)
-            self._tell(peer.index, event)
-
-    def _tell(self, index: int, event: Event) -> None:
-        peer = self._peers[index]
-        if peer.machine is not None:
-            self._digest.event(self._agenda.now, index, event)
-            self._deliver(peer, event)
-
-    def _deliver(self, peer: Peer, event: Event) -> None:
-        machine = peer.machine
-        assert machine is not None
-        self.delivered += 1
-        for effect in machine.handle(event, self._agenda.now):
-            if type(effect) is Send:
-                self._transport.send(peer.port, effect.dst, effect.message)
-            else:
-                self._carry_out(peer, machine, effect)
-            if peer.machine is not machine:
-                # An observer or interceptor has let it crash: the other effects never happen.
-                return
-        deadline = machine.deadline
-        if deadline is None or deadline == math.inf:
-            self._disarm(peer)
-        elif deadline < peer.armed_s:
-            self._arm(peer, deadline)
-
-    def _arm(self, peer: Peer, deadline: float) -> None:
-        self._disarm(peer)
-        peer.armed_s = deadline
-        peer.ticket = self._agenda.at(deadline, self._timer, peer)
-
-    def _disarm(self, peer: Peer) -> None:
-        if peer.ticket is not None:
-            self._agenda.cancel(peer.ticket)
-            peer.ticket = None
-            peer.armed_s = math.inf
-
-    def _timer(self, peer: Peer) -> None:
-        peer.ticket = None
-        peer.armed_s = math.inf
-        assert peer.machine is not None
-        deadline = peer.machine.deadline
-        now = self._agenda.now
-        if deadline is None or deadline == math.inf:
-            return
-        if deadline > now:
-            # It has been put off since; to see it when it comes to the front is early enough.
-            self._arm(peer, deadline)
-            return
-        peer.timers = peer.timers + 1 if peer.timer_s == now else 0
-        peer.timer_s = now
-        if peer.timers > _TIMERS_AT_ONCE_MAX:
-            raise LocalProtocolError(
-                f"{peer.info.peer}'s deadline stays at {deadline} s however often its timer fires"
-            )
-        self._tell(peer.index, TimerFired())
-
-    def _carry_out(self, peer: Peer, machine: Machine, effect: Effect) -> None:
-        kind = type(effect)
-        if isinstance(effect, Report):
-            if effect.name == "round":
-                self._digest.parameters(machine.params)
-            for observer in self.observe:
-                observer(self._agenda.now, peer.info.peer, effect)
-        elif isinstance(effect, Compute | Cancel):
-            if self._jobs is None:
-                raise ConfigError("a machine wants to train, and the engine has no backend")
-            if isinstance(effect, Compute):
-                self._jobs.submit(peer.slot, effect.job_id, effect.job)
-            else:
-                self._jobs.cancel(peer.slot, effect.job_id)
-        elif isinstance(effect, Publish):
-            self._membership.publish(peer.info.peer, effect.record)
-        elif isinstance(effect, Finish):
-            self.finished[peer.info.peer] = effect.params
-        else:
-            raise LocalProtocolError(f"{peer.info.peer} returned {kind.__name__}, not an effect")
 
     def _peer(self, peer: PeerId) -> Peer:
         found = self._by_id.get(peer)
