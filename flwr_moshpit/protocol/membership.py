@@ -202,9 +202,9 @@ class Membership:
 
     @property
     def addresses(self) -> dict[PeerId, str]:
-        """Of the living peers, and of the contacts that nothing is known of."""
-        claims = self._roster.claims
-        return self._contacts | {peer: claims[peer].address for peer in self._roster.living}
+        """Of all that may be called: everybody who has not left, and the contacts."""
+        claims = self._roster.claims.items()
+        return self._contacts | {p: claim.address for p, claim in claims if claim.status != LEFT}
 
     def moved(self) -> dict[PeerId, str]:
         """Addresses that are new since the last call: to be taken up before effects are carried
