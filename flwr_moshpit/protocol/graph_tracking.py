@@ -53,9 +53,9 @@ class GraphTracking:
         self._models: dict[PeerId, tuple[tuple[int, int], Vector]] = {}
         self._fresh: dict[PeerId, None] = {}
         """Whose model has come since the last step."""
-        self._pace = 1.0
-        """Own steps between two models of a neighbour, smoothed."""
-        self._steps = StepSize(core.config.learning_rate, self._topology.hops + 1)
+        self._freshness = 1.0
+        """How many of the neighbours' models change between two own steps, smoothed."""
+        self._steps = StepSize(core.config.learning_rate, self._topology.round_trip)
 
     @property
     def due(self) -> float:
@@ -80,10 +80,10 @@ class GraphTracking:
         self._push(now, hops=len(core.view))
         sources = self._sources()
         if sources:
-            share = max(1, sum(j in self._fresh for j in sources)) / len(sources)
-            self._pace += (1 / share - self._pace) / 16
+            share = sum(j in self._fresh for j in sources) / len(sources)
+            self._freshness += (share - self._freshness) / 32
         self._fresh.clear()
-        self._steps.observe((self._topology.hops + 1) * self._pace)
+        self._steps.observe(self._topology.round_trip / max(self._freshness, 0.01))
         z = core.ledger.z
         norm = math.sqrt(float(np.dot(z, z))) / core.weight
         halved = self._steps.watch(norm, len(core.view))
@@ -125,7 +125,7 @@ class GraphTracking:
         return True
 
     def on_view(self, event: ViewChanged, now: float) -> None:
-        self._topology = self._plan(event.view)
+        self._topology = self._plan(self._core.view)
         for peer in event.lost:
             self._models.pop(peer, None)
             if peer in self._core.leases.asks:

@@ -24,6 +24,9 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.machine import PeerId, PeerInfo, View
 
 Weights = Mapping[PeerId, float]
+_State = npt.NDArray[np.float64]
+_Moves = Sequence[tuple[int, int, float]]
+"""(src, dst, weight): this fraction of what is at place `src` goes to place `dst`."""
 
 LINK_UNKNOWN_BYTES_PER_S = 1.25e8
 """A peer that does not know its link is taken to have 1 Gb/s."""
@@ -84,17 +87,32 @@ class Topology:
         return max(down.values()) + max(up.values())
 
     @cached_property
+    def round_trip(self) -> float:
+        """Steps until what the peers do comes back to them: to the root and back, or, if that is
+        longer, until differences between the peers have faded along W and along A."""
+        rows, columns = self._moves
+        size = len(self.peers)
+        return max(self.hops + 1, _fading(size, rows) + _fading(size, columns))
+
+    @cached_property
     def gain(self) -> float:
         """How far all peers move together, per step size and sum of the gradients.
 
         sum_i pi_i a_ii omega_i with pi W = pi and A omega = omega, both of sum 1. It is 1 for a
         one-way tree, 1 / (2 n) for a ring of n and 1 / n^2 for a complete graph.
         """
+        rows, columns = self._moves
+        size = len(self.peers)
+        kept = np.array([self.push[peer].get(peer, 0.0) for peer in self.peers])
+        return float(_stationary(size, rows) @ (kept * _stationary(size, columns)))
+
+    @cached_property
+    def _moves(self) -> tuple[_Moves, _Moves]:
+        """W from the left and A from the right, as moves of mass between places in `peers`."""
         place = {peer: k for k, peer in enumerate(self.peers)}
         rows = [(place[i], place[j], w) for i, row in self.pull.items() for j, w in row.items()]
         columns = [(place[j], place[i], a) for j, col in self.push.items() for i, a in col.items()]
-        kept = np.array([self.push[peer].get(peer, 0.0) for peer in self.peers])
-        return float(_stationary(len(place), rows) @ (kept * _stationary(len(place), columns)))
+        return rows, columns
 
     def check(self) -> None:
         """Raises ConfigError, which names the peer and what is missing."""
@@ -157,19 +175,46 @@ def _depths(root: PeerId, edges: Mapping[PeerId, Sequence[PeerId]]) -> dict[Peer
     return depths
 
 
-def _stationary(size: int, moves: Sequence[tuple[int, int, float]]) -> npt.NDArray[np.float64]:
-    """The distribution that moving `weight` of what is at `src` to `dst` leaves as it is."""
-    src = np.array([move[0] for move in moves])
-    dst = np.array([move[1] for move in moves])
-    weights = np.array([move[2] for move in moves])
+def _stationary(size: int, moves: _Moves) -> _State:
+    """The distribution that the moves leave as it is."""
+    move = _mover(size, moves)
     state = np.full(size, 1 / size)
     for _ in range(10_000):
         # Half stays where it is: the limit is the same, and periodic graphs converge too.
-        moved = np.bincount(dst, weights * state[src], size)
+        moved = move(state)
         if np.abs(moved - state).max() < 1e-13:
             break
         state = (state + moved) / 2
     return state
+
+
+def _fading(size: int, moves: _Moves) -> float:
+    """1 / (1 - r), r the factor by which a slow difference between the places fades in a move.
+
+    The difference is a wave along the order of the peers, on a ring the slowest there is.
+    """
+    move = _mover(size, moves)
+    state = np.cos(2 * np.pi * np.arange(size) / size)
+    state -= state.mean()
+    norms = [float(np.linalg.norm(state))]
+    for _ in range(64):
+        state = move(state)
+        norms.append(float(np.linalg.norm(state)))
+    if norms[-1] <= 1e-12 * max(norms[0], 1e-300):
+        return 1.0
+    factor = float((norms[-1] / norms[32]) ** (1 / 32))
+    return 1 / max(1 - factor, 1 / (4 * size * size))
+
+
+def _mover(size: int, moves: _Moves) -> Callable[[_State], _State]:
+    src = np.array([move[0] for move in moves])
+    dst = np.array([move[1] for move in moves])
+    weights = np.array([move[2] for move in moves])
+
+    def move(state: _State) -> _State:
+        return np.bincount(dst, weights * state[src], size).astype(np.float64)
+
+    return move
 
 
 # Builders. The first of `peers` becomes the root.
