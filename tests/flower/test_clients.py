@@ -244,7 +244,7 @@ def test_a_missing_package_is_named_with_its_cure(app: App) -> None:
 def test_fedavg_on_watch_reaches_unseen_people(num_clients: int) -> None:
     trainer = prepared(load_app("watch"), num_clients)
     params = trainer.initial_params(1)
-    for round_number in range(15):
+    for round_number in range(10):
         results = [
             trainer.train(client, params, 20, seed=1000 * round_number + client)
             for client in range(num_clients)
