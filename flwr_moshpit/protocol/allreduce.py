@@ -207,17 +207,17 @@ class AllReduce:
         self._progress_at = now
         asked: dict[PeerId, list[Effect]] = {}
         if self._ballot is not None:
-            for peer, answer in self._ballot.items():
-                if not answer:
-                    asked[peer] = [self._query(peer)]
-        elif self._promised > self.named.version:
+            asked = {peer: [self._query(peer)] for peer, said in self._ballot.items() if not said}
+        elif self._promised > self._version and not self._is_lost(self._ballots_namer):
             # Frozen, and the namer says nothing: its message or my answer may have been lost.
-            namer = self.named.ranks[self._promised.rank]
-            asked[namer] = [Send(namer, Answer(self.group, self._promised, False))]
-        elif any(peer in self._lost for peer in self._weights):
-            namer = self._namer()
-            asked[namer] = [
-                Send(namer, Accuse(self.group, peer, why)) for peer, why in self._lost.items()
+            answer = Answer(self.group, self._promised, False)
+            asked[self._ballots_namer] = [Send(self._ballots_namer, answer)]
+        elif self._promised > self._version or any(peer in self._lost for peer in self._weights):
+            if self._namer() == self.me:
+                return self._ask_the_living(now)
+            asked[self._namer()] = [
+                Send(self._namer(), Accuse(self.group, peer, why))
+                for peer, why in self._lost.items()
             ]
         else:
             for offset, (_, reducer) in self._pieces.items():
@@ -225,10 +225,9 @@ class AllReduce:
                     for peer in self._missing_parts(offset):
                         asked.setdefault(peer, []).append(Send(peer, Ask(self.group, offset)))
                 elif offset not in self._averages:
-                    fetch = Fetch(self.group, self.named.version, offset)
-                    asked.setdefault(self._holder or reducer, []).append(
-                        Send(self._holder or reducer, fetch)
-                    )
+                    source = self._holder or reducer
+                    fetch = Fetch(self.group, self._version, offset)
+                    asked.setdefault(source, []).append(Send(source, fetch))
         effects: list[Effect] = []
         for peer, questions in asked.items():
             self._silences[peer] = self._silences.get(peer, 0) + 1
@@ -269,6 +268,14 @@ class AllReduce:
         if not others and self.outcome is None:
             self._end(None, "the others are gone", lost_track=True)
         return effects
+
+    @property
+    def _ballots_namer(self) -> PeerId:
+        """Who asked me last whether I had finished: I wait for its word."""
+        return self.named.ranks[self._promised.rank]
+
+    def _is_lost(self, peer: PeerId) -> bool:
+        return peer in self._lost or not self._alive(peer)
 
     # Averaging
 
@@ -441,7 +448,8 @@ class AllReduce:
 
     def _lose(self, peer: PeerId, reason: str, now: float) -> list[Effect]:
         """Go on without `peer`: name the next version, or tell who should."""
-        if self.outcome or peer not in self._weights:
+        outsider = peer not in self._weights and peer != self._ballots_namer
+        if self.outcome or outsider or peer == self.me:
             return []
         known = peer in self._lost
         if not known or reason in CERTAIN:

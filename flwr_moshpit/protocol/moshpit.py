@@ -578,7 +578,7 @@ class MoshpitPeer:
             if len(early) < EARLY_MAX and len(self._early) <= EARLY_MAX:
                 early.append((src, message))
                 return []
-        if isinstance(message, Ask | Fetch | Query | Part):
+        if isinstance(message, Ask | Fetch | Query | Part | Answer | Accuse):
             return [Send(src, Gone(group))]
         return []
 
