@@ -119,6 +119,7 @@ def _watch() -> Figures:
         fleet=Fleet.parse(settings.fleet, settings.peers),
         seed=settings.seed,
     )
+    trainer.cpu_s = 0.0  # until here it loaded its data, which is not the run's
     figures = _measured(simulation, 5)
     return replace(figures, trainer_s=trainer.cpu_s)
 

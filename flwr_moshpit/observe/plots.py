@@ -95,14 +95,16 @@ def _draw(panel: Any, points: list[tuple[float, float]], label: str, logarithmic
 
 
 def _logarithmic(panel: Any, values: list[float]) -> None:
-    """Few ticks, as plain numbers: matplotlib's own crowd an axis of a decade or two."""
+    """Few ticks, and plain numbers on a short axis: matplotlib's own crowd a decade or two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     panel.set_yscale("log")
-    short = max(values) < 100 * min(values)
-    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,), numticks=7))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.yaxis.set_minor_locator(NullLocator())
+    if max(values) < 100 * min(values):
+        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        panel.yaxis.set_major_locator(LogLocator(numticks=7))
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
