@@ -58,7 +58,6 @@ from flwr_moshpit.protocol.machine import (
     Start,
     State,
     Stop,
-    TimerFired,
     Vector,
     View,
     ViewChanged,
@@ -123,6 +122,7 @@ class RFastPeer:
             x,
         )
         self._tracking = self._track(topology)
+        self._due = math.inf
         self._stopped = False
         self._round = 0 if state is None else int(state["round"])
         self._until_round: int | None = None
@@ -155,8 +155,7 @@ class RFastPeer:
 
     @property
     def deadline(self) -> float | None:
-        due = min(self._core.leases.due, self._tracking.due)
-        return None if due == math.inf or self._stopped else due
+        return None if self._due == math.inf else self._due
 
     @property
     def params(self) -> Vector:
@@ -193,41 +192,42 @@ class RFastPeer:
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self._stopped:
             return []
-        if self._core.leases.due <= now:
+        if self._due <= now:
             # Before anything else: what has lapsed must not be used once more.
-            self._look_after_leases(now)
-        if self._tracking.due <= now:
-            self._tracking.look_after(now)
+            self._look_after(now)
+        if isinstance(event, Received):
+            handler = _ON_MESSAGE.get(type(event.message))
+            if handler is None:
+                self._refuse(event.src, "unknown message", type(event.message).__name__)
+            else:
+                handler(self, event.src, event.message, now)
+        else:
+            self._on_event(event, now)
+        self._due = min(self._core.leases.due, self._tracking.due)
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    def _on_event(self, event: Event, now: float) -> None:
         match event:
-            case Received(src, message):
-                handler = _ON_MESSAGE.get(type(message))
-                if handler is None:
-                    self._refuse(src, "unknown message", type(message).__name__)
-                else:
-                    handler(self, src, message, now)
-            case ComputeDone(job_id, result):
-                if job_id == self._job:
-                    self._on_done(result, now)
-            case TimerFired():
-                pass
-            case Learned(record):
-                self._tracking.on_record(record, now)
+            case ComputeDone():
+                if event.job_id == self._job:
+                    self._on_done(event.result, now)
             case ViewChanged():
                 self._on_view(event, now)
-            case LinkLost(peer):
-                if peer in self._core.leases.asks:
-                    self._tracking.on_no_answer(peer, now)
-            case ComputeFailed(job_id, error):
-                if job_id == self._job:
-                    self._core.emit(Report("training_failed", {"error": error}))
+            case Learned():
+                self._tracking.on_record(event.record, now)
+            case LinkLost():
+                if event.peer in self._core.leases.asks:
+                    self._tracking.on_no_answer(event.peer, now)
+            case ComputeFailed():
+                if event.job_id == self._job:
+                    self._core.emit(Report("training_failed", {"error": event.error}))
                     self._end_job(now)
             case Start():
                 self._on_start(event, now)
             case Stop():
                 self._on_stop()
-        effects = self._effects[:]
-        self._effects.clear()
-        return effects
 
     def snapshot(self) -> State:
         """Enough to go on as a new incarnation: its edges died with the old one. The sums on them
@@ -265,6 +265,7 @@ class RFastPeer:
             self._job = None
         self._tracking.stop()
         self._stopped = True
+        core.leases.due = math.inf
 
     def _go_on(self, now: float) -> None:
         """The next job, or the end of training."""
@@ -434,12 +435,15 @@ class RFastPeer:
             return view
         return View(dict(sorted({**view.peers, self._info.peer: self._info}.items())))
 
-    def _look_after_leases(self, now: float) -> None:
-        lapsed = self._core.leases.look_after(now)
-        for peer in lapsed.parents:
-            self._tracking.on_released(peer, now)
-        for peer in lapsed.asks:
-            self._tracking.on_no_answer(peer, now)
+    def _look_after(self, now: float) -> None:
+        if self._core.leases.due <= now:
+            lapsed = self._core.leases.look_after(now)
+            for peer in lapsed.parents:
+                self._tracking.on_released(peer, now)
+            for peer in lapsed.asks:
+                self._tracking.on_no_answer(peer, now)
+        if self._tracking.due <= now:
+            self._tracking.look_after(now)
 
 
 _ON_MESSAGE: dict[type, Any] = {
