@@ -282,7 +282,7 @@ class Driver:
                 case Send():
                     self._transport.send(effect.dst, effect.message)
                 case ViewChanged():
-                    self._drop_lost(effect.lost)
+                    self._drop_lost([peer for peer in effect.lost if peer not in effect.joined])
                     if self._machine is not None:
                         self._machine.put(effect)
                 case Learned():

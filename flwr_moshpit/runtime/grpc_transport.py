@@ -19,8 +19,10 @@ SERVICE = "flwr_moshpit.peer.Peer"
 METHOD = "Link"
 
 KEEPALIVE_S = 5.0
-"""Silence after which a connection is probed, and how long the answer may take. A death is known
-sooner, by the membership; this ends what nobody watches."""
+"""Silence after which a connection is probed. A death is known sooner, by the membership; this ends
+what nobody watches."""
+KEEPALIVE_TIMEOUT_S = 10.0
+"""How long the answer may take. It waits behind data, so a slow line needs some time."""
 UNUSED_S = 10.0
 """A connection that carries no link for this long is closed."""
 
@@ -74,7 +76,9 @@ class GrpcCarrier:
             ("grpc.max_receive_message_length", limits.frame_bytes),
             ("grpc.max_send_message_length", limits.frame_bytes),
             ("grpc.keepalive_time_ms", int(1000 * KEEPALIVE_S)),
-            ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_S)),
+            ("grpc.keepalive_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_S)),
+            # Newer releases of gRPC go by this one, which is a minute if it is not set.
+            ("grpc.http2.ping_timeout_ms", int(1000 * KEEPALIVE_TIMEOUT_S)),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.lookahead_bytes", 1 << 20),
         ]

@@ -293,9 +293,16 @@ def test_twelve_peers_talk_all_at_once(kind: str) -> None:
                 one.send(other, part(number, 1000 * number + 1))
         for one in peers:
             await one.until(lambda: len(one.inbox) == 55)  # noqa: B023
-            assert all(numbers(one, other) == [0, 1, 2, 3, 4] for other in peers if other is not one)
+            assert all(
+                numbers(one, other) == [0, 1, 2, 3, 4] for other in peers if other is not one
+            )
         assert [one.lost for one in peers] == [[]] * 12
-        assert sum((one.transport.refusals for one in peers), start=type(peers[0].transport.refusals)()) == {}
+        assert (
+            sum(
+                (one.transport.refusals for one in peers), start=type(peers[0].transport.refusals)()
+            )
+            == {}
+        )
 
     run(kind, scenario)
 
