@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -72,7 +73,7 @@ class Intruder:
                 await self.write(raw)
             while True:
                 unpack(await self.read(), LIMITS)
-        except (ConnectionError, grpc.RpcError):
+        except (ConnectionError, grpc.RpcError, asyncio.InvalidStateError):
             return
 
     async def close(self) -> None:
