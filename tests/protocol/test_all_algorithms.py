@@ -495,3 +495,48 @@ def test_everybody_gets_near_the_optimum(name: str) -> None:
     else:
         # What averaging is for: alone each peer ends at an optimum of its own.
         assert worst > 0.25 * np.linalg.norm(x0 - goal)
+
+
+def with_random_faults(name: str, seed: int) -> Swarm:
+    """Up to eight crashes with restarts, slow-downs and partitions, anywhere in the run."""
+    rng = np.random.default_rng([seed, 5])
+    size = int(rng.integers(2, 8))
+    swarm = Swarm(name, size, seed=seed, rounds=12)
+    engine = swarm.engine
+    last_s = 0.0
+    for _ in range(rng.integers(1, 9)):
+        at_s = rng.uniform(0, 4)
+        over_s = at_s + rng.choice([0.05, 0.5, 2, 5])
+        peer = swarm.peers[rng.integers(size)]
+        side = [other for other in swarm.peers if rng.random() < 0.5]
+        match rng.choice(["crash", "crash", "slow", "partition"]):
+            case "crash":
+                engine.schedule(at_s, lambda p=peer: engine.crash(p))
+                engine.schedule(over_s, lambda p=peer: engine.restart(p))
+            case "slow":
+                engine.schedule(at_s, lambda p=peer: engine.slow_down(p, 5.0))
+            case _:
+                engine.schedule(at_s, lambda s=side: engine.partition([s]))
+                engine.schedule(over_s, engine.heal)
+        last_s = max(last_s, over_s)
+    return swarm.run(faults_until_s=last_s + 0.1)
+
+
+def check_after_faults(swarm: Swarm) -> None:
+    assert swarm.hanging() == []
+    assert swarm.named("refused") == []
+    assert len(swarm.engine.machines) >= len(swarm.peers)
+    assert all(np.isfinite(model).all() for model in swarm.models())
+
+
+@EVERY
+@pytest.mark.parametrize("seed", range(8))
+def test_random_faults_leave_nobody_hanging(name: str, seed: int) -> None:
+    check_after_faults(with_random_faults(name, seed))
+
+
+@EVERY
+@pytest.mark.slow
+def test_many_random_faults_leave_nobody_hanging(name: str) -> None:
+    for seed in range(8, 150):
+        check_after_faults(with_random_faults(name, seed))

@@ -289,3 +289,16 @@ def test_settings_by_name() -> None:
     assert algorithm_from_config("adpsgd", {"local-steps": 3}) == ADPSGD(local_steps=3)
     assert algorithm_from_config("osgp", {"overlap": 2}) == OSGP(overlap=2)
     assert RandomGroups().group_size_for(100) == 10
+
+
+def test_a_client_that_missed_the_end_is_told_again() -> None:
+    """The last model is lost by a partition so short that no view changes."""
+    swarm = Swarm("fedavg", 3, rounds=4)
+    swarm.run()
+    final_s = max(ends(swarm, "server"))
+    again = Swarm("fedavg", 3, rounds=4)
+    again.engine.schedule(final_s - 0.001, lambda: again.engine.partition([[PeerId("p01")]]))
+    again.engine.schedule(final_s + 0.004, again.engine.heal)
+    again.run()
+    assert again.hanging() == []
+    assert len(again.named("round", PeerId("p01"))) >= 3

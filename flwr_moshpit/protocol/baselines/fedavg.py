@@ -105,6 +105,8 @@ class _Server:
         self._awaited: list[PeerId] = []
         self._sampled: tuple[PeerId, ...] = ()
         self._answers: dict[PeerId, ClientUpdate] = {}
+        # Those who may have missed the end: no later round will tell them.
+        self._untold: dict[PeerId, None] = {}
         self._opened_s = 0.0
         self._made_by = (0, 0.0)
 
@@ -124,9 +126,9 @@ class _Server:
                 idle = worker.started and not self._awaited
                 return [*effects, *(self._open(now) if idle else [])]
             case LinkLost(peer):
-                return self._drop((peer,), now)
+                return self._on_link_lost(peer, now)
             case TimerFired() if self.backoff.due(now) and not self._awaited:
-                return self._open(now)
+                return self._tell_again() if worker.finished else self._open(now)
             case Stop():
                 self._awaited = []
                 self.backoff.clear()
@@ -159,6 +161,20 @@ class _Server:
             worker.round, worker.params, worker.schema, worker.done, *self._made_by
         )
         return [worker.send(client, message) for client in clients]
+
+    def _on_link_lost(self, client: PeerId, now: float) -> list[Effect]:
+        if self._worker.finished and not self._worker.stopped:
+            self._untold[client] = None
+            if self.backoff.deadline is None:
+                self.backoff.arm(now)
+            return []
+        return self._drop((client,), now)
+
+    def _tell_again(self) -> list[Effect]:
+        untold, self._untold = [p for p in self._untold if p in self._worker.view], {}
+        if not untold:
+            self.backoff.clear()
+        return self._tell(untold)
 
     def _on_update(self, src: PeerId, update: ClientUpdate, now: float) -> list[Effect]:
         worker = self._worker
