@@ -195,7 +195,7 @@ class GraphTracking:
         core.version += 1
         for peer in self._topology.listeners.get(me, ()):
             if peer in core.view:
-                core.send_model(peer, None, v, core.period_s, self._steps.scale, now)
+                core.send_model(peer, None, core.version, v, core.period_s, self._steps.scale, now)
         x = core.x.dtype.type(own) * v
         for j, weight in others.items():
             x += core.x.dtype.type(weight) * self._models[j][1]

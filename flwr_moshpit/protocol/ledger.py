@@ -39,8 +39,14 @@ class InEdge:
     """Of the newest push."""
     buf: Vector | None = None
     subtree: Subtree | None = None
+    gap: float = 1.0
+    """By how much the counter grows from push to push, smoothed: 1 / (1 - loss)."""
     model_counter: int = -1
-    """Of the newest model sent to this child."""
+    """Models sent to this child, less one."""
+    version: int = -1
+    """Of the newest of them."""
+    copies: int = 0
+    """How often it will still be sent again."""
     next_model_at: float = -inf
     """Models to this child are not sent more often than it can use them."""
 
@@ -60,9 +66,14 @@ class OutEdge:
     """Nothing is pushed any more; `rho` still counts as sent until the parent has dropped it."""
     counter: int = -1
     rho: Vector | None = None
+    dirty: bool = False
+    """Something has come from below that was not pushed yet."""
+    copies: int = 0
     next_push_at: float = -inf
     model_counter: int = -1
     """Of the newest model that came on this edge."""
+    gap: float = 1.0
+    """As in `InEdge`, of the models."""
 
 
 def usable(vector: object, dim: int, dtype: np.dtype[np.generic]) -> bool:

@@ -73,7 +73,7 @@ from flwr_moshpit.protocol.messages import (
     Subtree,
 )
 from flwr_moshpit.protocol.topology import Topology
-from flwr_moshpit.protocol.tracking import Core, Identity, Tracking, nowhere
+from flwr_moshpit.protocol.tracking import Core, Identity, Tracking, nowhere, smoothed
 from flwr_moshpit.protocol.tree_tracking import TreeTracking
 
 
@@ -347,6 +347,7 @@ class RFastPeer:
             self._refuse(src, "impossible weight", "Push")
         else:
             core.ledger.absorb(held, message.rho)
+            held.gap = smoothed(held.gap, message.counter, held.counter)
             held.counter, held.subtree = message.counter, message.subtree
             self._tracking.on_push(src, held, message, now)
 

@@ -23,7 +23,7 @@ from flwr_moshpit.protocol.machine import PeerId, Record, Report, View, ViewChan
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
 from flwr_moshpit.protocol.step_size import Optimizer, StepSize
 from flwr_moshpit.protocol.topology import Topology
-from flwr_moshpit.protocol.tracking import RELAY, Core
+from flwr_moshpit.protocol.tracking import RELAY, Core, copies, smoothed
 
 
 class TreeTracking:
@@ -60,12 +60,15 @@ class TreeTracking:
         if self._relay_due <= now:
             self._relay_due = inf
             self._spread(now)
-            self._push_on(now)
+            self._push_waiting(now)
         if self.seat.due <= now:
             self.seat.look_after(now)
 
     def on_push(self, child: PeerId, held: InEdge, message: Push, now: float) -> None:
-        self._push_on(now)
+        out = self._open()
+        if out is not None:
+            out.dirty = True
+            self._push_waiting(now)
 
     def on_model(self, src: PeerId, message: Model, now: float) -> bool:
         core = self._core
@@ -75,6 +78,7 @@ class TreeTracking:
         core.leases.hear(out, message.clock_s, now)
         if message.counter <= out.model_counter:
             return False
+        out.gap = smoothed(out.gap, message.counter, out.model_counter)
         out.model_counter = message.counter
         core.x, core.direction = message.v, message.direction
         core.step, core.contributors = message.step, message.contributors
@@ -108,7 +112,7 @@ class TreeTracking:
             self._push(now)
 
     def on_behind(self, child: PeerId, held: InEdge, now: float) -> None:
-        held.model_counter = -1
+        held.version = -1
         self._spread(now)
 
     def on_refused(self, parent: PeerId, message: Detached, now: float) -> None:
@@ -120,23 +124,34 @@ class TreeTracking:
     def on_released(self, parent: PeerId, now: float, instead: tuple[PeerId, ...] = ()) -> None:
         self.seat.on_released(parent, now, instead)
 
-    def _push_on(self, now: float) -> None:
-        """Relay what came from below, if that is not too soon."""
-        out = None if self.seat.parent is None else self._core.ledger.outs.get(self.seat.parent)
-        if out is None or out.closing:
+    def _open(self) -> OutEdge | None:
+        """The edge to the parent, if we may push on it."""
+        parent = self.seat.parent
+        out = None if parent is None else self._core.ledger.outs.get(parent)
+        return None if out is None or out.closing else out
+
+    def _push_waiting(self, now: float) -> None:
+        """Push what has come from below, or once more what may be lost, if that is not too soon."""
+        out = self._open()
+        if out is None or not (out.dirty or out.copies):
             return
-        if out.next_push_at <= now:
-            self._push(now)
-        else:
+        if out.next_push_at > now:
             self._relay_due = min(self._relay_due, out.next_push_at)
+        else:
+            copies_left = copies(out.gap) if out.dirty else out.copies - 1
+            self._push(now)
+            out.copies = copies_left
 
     def _push(self, now: float) -> None:
-        parent, ledger = self.seat.parent, self._core.ledger
-        out = None if parent is None else ledger.outs.get(parent)
-        if parent is None or out is None or out.closing:
+        out, parent = self._open(), self.seat.parent
+        if out is None or parent is None:
             return
-        ledger.push({parent: 1.0})
+        self._core.ledger.push({parent: 1.0})
+        out.dirty = False
+        out.copies = copies(out.gap)
         out.next_push_at = now + RELAY * self._root_period_s
+        if out.copies:
+            self._relay_due = min(self._relay_due, out.next_push_at)
         self._core.send_push(parent, out, self._subtree())
 
     def _spread(self, now: float) -> None:
@@ -144,15 +159,21 @@ class TreeTracking:
         core = self._core
         period_s = core.period_s if self.seat.is_root else self._root_period_s
         for child, held in core.ledger.ins.items():
-            if held.model_counter >= core.version:
+            if held.version >= core.version and not held.copies:
                 continue
             if held.next_model_at > now:
                 self._relay_due = min(self._relay_due, held.next_model_at)
                 continue
-            held.model_counter = core.version
+            held.copies = copies(held.gap) if held.version < core.version else held.copies - 1
+            held.version = core.version
+            held.model_counter += 1
             if held.subtree is not None:
                 held.next_model_at = now + RELAY * held.subtree.period_s
-            core.send_model(child, held.edge, core.x, period_s, self._scale, now)
+                if held.copies:
+                    self._relay_due = min(self._relay_due, held.next_model_at)
+            core.send_model(
+                child, held.edge, held.model_counter, core.x, period_s, self._scale, now
+            )
 
     def _descend(self, now: float) -> None:
         core, config = self._core, self._core.config
