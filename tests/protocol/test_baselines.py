@@ -20,9 +20,19 @@ from flwr_moshpit.protocol.baselines.graphs import (
     pushes_to,
     random_group,
 )
-from flwr_moshpit.protocol.baselines.messages import GlobalModel
+from flwr_moshpit.protocol.baselines.messages import ClientUpdate, GlobalModel
 from flwr_moshpit.protocol.baselines.ring_reduce import RingReduce
-from flwr_moshpit.protocol.machine import PeerId, PeerInfo, Received, Report, Send, Start, View
+from flwr_moshpit.protocol.machine import (
+    LinkLost,
+    PeerId,
+    PeerInfo,
+    Received,
+    Report,
+    Send,
+    Start,
+    TimerFired,
+    View,
+)
 from tests.protocol.test_all_algorithms import StillTrainer, Swarm
 
 
@@ -292,13 +302,18 @@ def test_settings_by_name() -> None:
 
 
 def test_a_client_that_missed_the_end_is_told_again() -> None:
-    """The last model is lost by a partition so short that no view changes."""
-    swarm = Swarm("fedavg", 3, rounds=4)
-    swarm.run()
-    final_s = max(ends(swarm, "server"))
-    again = Swarm("fedavg", 3, rounds=4)
-    again.engine.schedule(final_s - 0.001, lambda: again.engine.partition([[PeerId("p01")]]))
-    again.engine.schedule(final_s + 0.004, again.engine.heal)
-    again.run()
-    assert again.hanging() == []
-    assert len(again.named("round", PeerId("p01"))) >= 3
+    client = PeerId("p00")
+    view = View({peer: PeerInfo(peer) for peer in (client, SERVER)})
+    rng = np.random.default_rng(1)
+    server = FedAvgPeer(FedAvg(), view.peers[SERVER], np.zeros(2), view, rng)
+    server.handle(Start(1), 0.0)
+    update = ClientUpdate(0, np.ones(2), 10.0, b"")
+    last = [e for e in server.handle(Received(client, update), 1.0) if isinstance(e, Send)]
+    assert [effect.message.final for effect in last] == [True]  # type: ignore[attr-defined]
+    assert server.deadline is None
+    # The link broke, for so short a time that no view changed.
+    assert server.handle(LinkLost(client), 1.5) == []
+    assert server.deadline is not None
+    assert server.handle(TimerFired(), server.deadline) == last
+    server.handle(TimerFired(), server.deadline)
+    assert server.deadline is None
