@@ -71,10 +71,8 @@ def band_figure(curves: Curves, metric: str, target: float | None = None) -> Fig
             zorder=4,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
-    if not is_log:
-        panel.set_xlim(0, max(ends, default=1.0) / factor)
-    else:
-        panel.set_xlim(right=max(ends) / factor)
+    first = min((t for runs in curves.values() for ts, _ in runs for t in ts if t > 0), default=0)
+    panel.set_xlim(first / factor if is_log else 0, max(ends, default=1.0) / factor)
     _label(panel, {name: (t[-1] / factor, mean[-1]) for name, (t, mean, *_) in bands.items()})
     return made
 

@@ -41,6 +41,9 @@ from flwr_moshpit.trainer import Trainer
 DEFAULT_STEPS = 20
 """Local steps in a round of an algorithm that leaves them to the default."""
 
+EVALUATIONS = 60
+"""Of each run that a time ends."""
+
 LR_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625)
 """What the learning rate is multiplied by in a method's tries, in the order of their use."""
 
@@ -72,6 +75,8 @@ class Contest:
     dtype: str | None = None
     cost_as: str | CostModel | None = None
     evaluate_every: int | None = None
+    """Rounds between two evaluations. By default all are evaluated at the same 60 instants where
+    time ends the runs, and else as `Simulation` does."""
 
     def __post_init__(self) -> None:
         if not self.algorithms:
@@ -99,6 +104,13 @@ class Contest:
     @property
     def tuning_seed(self) -> int:
         return max(self.seeds) + 1
+
+    @property
+    def evaluate_every_s(self) -> float | None:
+        """A method that does few rounds must not look slow because it is seldom looked at."""
+        if self.until_s is None or self.evaluate_every is not None:
+            return None
+        return self.until_s / EVALUATIONS
 
     @property
     def num_runs(self) -> int:
@@ -256,6 +268,7 @@ def run_task(contest: Contest, task: Task, observe: Observer | None = None) -> R
         dtype=contest.dtype,
         cost_as=contest.cost_as,
         evaluate_every=contest.evaluate_every,
+        evaluate_every_s=contest.evaluate_every_s,
         observe=observe,
     )
     history = simulation.run(until=contest.until_s, rounds=contest.rounds_of(task.algorithm))

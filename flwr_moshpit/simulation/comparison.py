@@ -29,6 +29,9 @@ from flwr_moshpit.simulation.reach import (
 
 RESULTS, CURVES = "compare.json", "compare.png"
 
+_EARLY = 0.1
+"""A method that ends before this share of the median method's time is remarked on."""
+
 _log = logging.getLogger("flwr_moshpit")
 
 
@@ -173,6 +176,12 @@ class Comparison:
         ]
         if any(row.ratio is not None and row.ratio.is_bound for row in self.rows()):
             notes.append(">: at least, because a run ended before it reached the target")
+        notes += [
+            f"{row.algorithm} waits for nobody and took its steps in {duration(row.end_s.mean)}: "
+            "little was exchanged by then; end the runs by time (until) to see what it can do"
+            for row in self.rows()
+            if row.end_s.mean < _EARLY * statistics.median(r.end_s.mean for r in self.rows())
+        ]
         if self.tries:
             factors = list(dict.fromkeys(run.lr_factor for run in self.tries))
             notes.append(

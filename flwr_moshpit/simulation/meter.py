@@ -79,15 +79,19 @@ class Rounds:
 
 
 class Spacing:
-    """How many rounds lie between two evaluations.
+    """When the mean model is evaluated.
 
-    Fixed, or such that evaluations stay within `SHARE_OF_WORK`, counted in FLOPs: real time would
-    make two runs of one seed differ.
+    After a fixed number of rounds or of seconds, or such that evaluations stay within
+    `SHARE_OF_WORK`, counted in FLOPs: real time would make two runs of one seed differ.
     """
 
-    def __init__(self, every: int | None, flops_per_example: float) -> None:
-        """`flops_per_example`: of training; an evaluation goes forward only."""
+    def __init__(
+        self, every: int | None, flops_per_example: float, every_s: float | None = None
+    ) -> None:
+        """`every`: rounds; `every_s`: virtual seconds, which are the caller's to keep.
+        `flops_per_example`: of training; an evaluation goes forward only."""
         self._every = every
+        self.every_s = every_s
         self._flops_per_example = flops_per_example * _FORWARD_SHARE
         self._last_round = 0
         self._last_flops = 0.0
@@ -95,6 +99,8 @@ class Spacing:
 
     def is_due(self, round: int, training_flops: float) -> bool:
         """After `round` rounds and `training_flops` in all; evaluating then is the caller's."""
+        if self.every_s is not None:
+            return False
         if self._every is not None:
             return round - self._last_round >= self._every
         return (training_flops - self._last_flops) * SHARE_OF_WORK >= self._cost

@@ -68,6 +68,8 @@ class Simulation:
     evaluate_every : int, optional
         Rounds between two evaluations of the swarm's mean model. By default as often as costs at
         most a twentieth of the work of training.
+    evaluate_every_s : float, optional
+        Virtual seconds between two evaluations instead: the same instants for every algorithm.
     observe : Observer, optional
         Called with every report as (virtual seconds, peer or None, report).
 
@@ -90,10 +92,15 @@ class Simulation:
         dtype: str | None = None,
         cost_as: str | CostModel | None = None,
         evaluate_every: int | None = None,
+        evaluate_every_s: float | None = None,
         observe: Observer | None = None,
     ) -> None:
         if evaluate_every is not None and evaluate_every < 1:
             raise ConfigError(f"evaluate_every must be at least 1, not {evaluate_every}")
+        if evaluate_every_s is not None and not evaluate_every_s > 0:
+            raise ConfigError(f"evaluate_every_s must be above 0, not {evaluate_every_s}")
+        if evaluate_every is not None and evaluate_every_s is not None:
+            raise ConfigError("evaluate_every and evaluate_every_s exclude each other: set one")
         if seed < 0:
             raise ConfigError(f"seed must not be negative, not {seed}")
         self.algorithm = algorithm
@@ -105,6 +112,7 @@ class Simulation:
         self._workers = workers
         self._dtype = dtype
         self._evaluate_every = evaluate_every
+        self._evaluate_every_s = evaluate_every_s
         self._observe = observe
         self._fault_texts = [faults] if isinstance(faults, str) else list(faults)
         self._faults = parse_faults(self._fault_texts)
@@ -155,7 +163,7 @@ class Simulation:
             dict(zip(self.peers, self.fleet, strict=True)),
             params,
             self._fault_schedule(),
-            Spacing(self._evaluate_every, self.cost.flops_per_example),
+            Spacing(self._evaluate_every, self.cost.flops_per_example, self._evaluate_every_s),
             rounds,
             SERVER if self._needs_server else None,
         )

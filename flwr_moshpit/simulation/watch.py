@@ -49,6 +49,8 @@ class Watch:
         self._until_round = until_round
         self._rounds = Rounds(list(devices))
         self._looks = False
+        self._periods = 0
+        """Evaluations by the clock so far."""
 
     def run(self, until_s: float | None) -> bool:
         """Run until every living peer has finished, or `until_s`; whether it was interrupted."""
@@ -56,6 +58,8 @@ class Watch:
         engine.observe.append(self._on_report)
         self._faults.start(engine)
         engine.schedule(0.0, self._measure)
+        if self._spacing.every_s is not None:
+            engine.schedule(self._spacing.every_s, self._measure_again)
         interrupted = False
         try:
             engine.run(until_s, lambda: engine.all_finished)
@@ -88,6 +92,13 @@ class Watch:
             self._measure()
         else:
             self._tell({"round": self._capped(completed), "alive": len(living)})
+
+    def _measure_again(self) -> None:
+        assert self._spacing.every_s is not None
+        self._measure()
+        # Counted from the beginning, or sums of seconds would drift apart.
+        self._periods += 1
+        self._engine.schedule((self._periods + 1) * self._spacing.every_s, self._measure_again)
 
     def _measure(self) -> None:
         engine = self._engine

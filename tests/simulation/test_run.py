@@ -208,6 +208,15 @@ def test_evaluation_every_so_many_rounds(alone: list[AloneMachine]) -> None:
     assert [point.round for point in history.points] == [0, 4, 8, 10]
 
 
+def test_evaluations_by_the_clock_are_at_fixed_instants(
+    alone: list[AloneMachine],
+) -> None:
+    trainer = QuadraticTrainer(flops_per_example=1e9)
+    simulation = Simulation(Alone(), trainer, peers=3, evaluate_every_s=0.1)
+    times = [point.t for point in simulation.run(until=0.75).points]
+    assert times == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75])
+
+
 def test_evaluation_stays_a_small_part_of_the_work(alone: list[AloneMachine]) -> None:
     class Slow(QuadraticTrainer):
         evaluations = 0
