@@ -38,13 +38,14 @@ class Task:
     seed: int
     peers: int
     rounds: int
+    group_size: int | None
 
 
 def accuracy(task: Task) -> float:
     """Of the mean model at the end of one run."""
     app = load_app("watch")
     local_steps = int(app.config["local-steps"])
-    algorithm: Any = Moshpit(group_size=int(app.config["group-size"]), local_steps=local_steps)
+    algorithm: Any = Moshpit(group_size=task.group_size, local_steps=local_steps)
     faults: list[str] = []
     if task.method == "FedAvg":
         algorithm = FedAvg(local_steps=local_steps)
@@ -86,11 +87,21 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--peers", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--group-size", type=int, help="of Moshpit (derived from the peers)")
     parser.add_argument("--workers", type=int, default=2, help="runs at once")
     args = parser.parse_args()
     seeds = range(1, args.seeds + 1)
-    tasks = [Task(method, seed, args.peers, args.rounds) for seed in seeds for method in METHODS]
-    print(f"watch, {args.peers} peers, {args.rounds} rounds of the app's local steps", flush=True)
+    tasks = [
+        Task(method, seed, args.peers, args.rounds, args.group_size)
+        for seed in seeds
+        for method in METHODS
+    ]
+    groups = Moshpit(group_size=args.group_size).group_size_for(args.peers)
+    print(
+        f"watch, {args.peers} peers in groups of at most {groups}, {args.rounds} rounds of the "
+        "app's local steps",
+        flush=True,
+    )
     found: dict[tuple[str, int], float] = {}
     began = time.monotonic()
     try:
