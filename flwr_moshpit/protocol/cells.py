@@ -27,6 +27,7 @@ class Cells:
         self._vectors: list[Vector] = [params]
         self._weights = [0.0]
         self._mean: Vector | None = params
+        self._local: Vector | None = None
 
     @property
     def numbers(self) -> list[int]:
@@ -42,6 +43,16 @@ class Cells:
         if self._mean is None:
             self._mean, _ = self._pooled(range(len(self._numbers)))
         return self._mean
+
+    @property
+    def local(self) -> Vector:
+        """(d,), what to train from: the mean, and since the last average the plain changes.
+
+        In `mean` a change counts by its examples, which for a peer with more than the others' is
+        more than once. An average puts that right; without one it must not be trained on further,
+        or the peer overshoots a little more in every round that it is alone.
+        """
+        return self.mean if self._local is None else self._local
 
     def joined(self, cells: Sequence[int]) -> tuple[Vector, float]:
         """The weighted mean of some cells, and the sum of their weights."""
@@ -60,6 +71,8 @@ class Cells:
 
     def add_weight(self, weight: float) -> None:
         """The peer's own examples join the swarm; its vectors stay."""
+        if not weight:
+            return
         self._weights = [mine + weight / len(self._weights) for mine in self._weights]
         if len(self._weights) > 1:
             self._mean = None
@@ -71,6 +84,7 @@ class Cells:
         bit for bit.
         """
         trained.setflags(write=False)
+        self._local = trained if self.local is base else _frozen(self.local + (trained - base))
         whole = alone or examples == self.weight
         if whole and all(vector is base for vector in self._vectors):
             self._vectors = [trained] * len(self._vectors)
@@ -82,13 +96,22 @@ class Cells:
         self._vectors = [_frozen(vector + change) for vector in self._vectors]
         self._mean = self._vectors[0] if len(self._vectors) == 1 else None
 
+    def pool(self, cells: Sequence[int]) -> None:
+        """These cells average among themselves."""
+        vector, weight = self.joined(cells)
+        for cell in cells:
+            index = self._numbers.index(cell)
+            self._vectors[index] = vector
+            self._weights[index] = weight / len(cells)
+
     def replace(self, cells: Sequence[int], vector: Vector, weight: float) -> None:
-        """These cells now hold `vector`, each with `weight`."""
+        """These cells now hold `vector`, an average with others, each with `weight`."""
         for cell in cells:
             index = self._numbers.index(cell)
             self._vectors[index] = vector
             self._weights[index] = weight
         self._mean = vector if len(self._numbers) == 1 else None
+        self._local = None
 
     def snapshot(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ Departs from the paper:
   virtual peers (`cells.py`): a stand-in takes part once for each line on which it holds a cell.
 - Weights travel: peers average w x and w alike. Training on n examples that changes x by delta
   adds n delta to w x and leaves w, so the swarm's mean moves exactly as FedAvg's. A peer's examples
-  join w once, when it first trains.
+  join w once, when it first trains on so many.
 - Rounds are numbered; a peer that comes too late keeps what it has and joins the next open round.
 - A peer that joins or restarts first takes part with weight 0, which gives it the mean of its group
   and a part of that group's weight, and takes nothing from anybody.
@@ -289,7 +289,7 @@ class MoshpitPeer:
         round = Round(self.round + (self.phase is Phase.MEETING))
         self._next_job += 1
         job_id = JobId(self._next_job)
-        job = LocalSteps(self.params, self.config.steps, self.config.local_s)
+        job = LocalSteps(self._cells.local, self.config.steps, self.config.local_s)
         known = self._local_s > 0
         slip_at = now + self._local_s * 1.05 if known else None
         self._training = _Training(job_id, job.params, now, round, slip_at)
@@ -336,7 +336,7 @@ class MoshpitPeer:
         return self._meet(now)
 
     def _absorb(self) -> bool:
-        """n examples that changed x by delta add n delta to w x, and n to w once in a lifetime.
+        """n examples that changed x by delta add n delta to w x.
 
         Only between two rounds: what is being averaged must not change under way.
         """
@@ -345,9 +345,11 @@ class MoshpitPeer:
         (base, result), self._trained = self._trained, None
         self._num_examples = result.num_examples
         if result.num_examples > 0:
-            if not self._counted:
-                self._counted = result.num_examples
-                self._cells.add_weight(float(self._counted))
+            # Its examples join w once; if it ever trains on more than before, what is new joins
+            # too, or the swarm's mean would move further than FedAvg's and might run away.
+            new = max(0, result.num_examples - self._counted)
+            self._counted += new
+            self._cells.add_weight(float(new))
             self._cells.add_training(base, result.params, float(result.num_examples), self._alone)
         return True
 
@@ -418,7 +420,7 @@ class MoshpitPeer:
                 self._counted = 0 if self._tag_along else self._counted
             else:
                 # Nobody came to this line, but two cells of my own still average with each other.
-                self._cells.replace(seat.cells, seat.vector, seat.weight / len(seat.cells))
+                self._cells.pool(seat.cells)
                 if not seat.later_round and outcome.reason in ("nobody else", NOTHING):
                     self._tag_along = False
         later = max(seat.later_round for seat in self._seats)
@@ -481,7 +483,9 @@ class MoshpitPeer:
         if newest is not None and key.plan < newest.id and newest.from_round <= key.round:
             return [Send(src, NewerPlan(newest))]
         if grid is None:
-            return []
+            # It goes by a plan that was given up long ago, in rounds that are over.
+            later = Round(max(self._rendezvous.latest_round, key.round + 1))
+            return [Send(src, Late(key, later))] if isinstance(message, Arrive | Call) else []
         seat = next((seat for seat in self._seats if seat.key == key), None)
         match message:
             case Announce():
