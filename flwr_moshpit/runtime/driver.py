@@ -44,7 +44,7 @@ from flwr_moshpit.protocol.machine import (
     View,
     ViewChanged,
 )
-from flwr_moshpit.protocol.membership import Membership, MembershipEvent
+from flwr_moshpit.protocol.membership import Membership, MembershipEvent, Renewed
 from flwr_moshpit.protocol.membership_messages import MembershipMessage
 from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.compute import Compute
@@ -157,6 +157,10 @@ class Driver:
     def tell(self, event: Event) -> None:
         """Hand the machine an event of the host's own, such as another `Start`."""
         self._put(event)
+
+    def move(self, address: str) -> None:
+        """From now others reach this peer at `address`, "host:port"."""
+        self._tell_membership(Renewed(self.membership.claim.info, address))
 
     async def snapshot(self) -> State | None:
         """The machine's, of this instant; None before it has begun."""

@@ -207,6 +207,32 @@ def test_a_lost_link_is_followed_up_at_once() -> None:
     assert machine.handle(LinkLost(PeerId("nobody")), 0.02) == []
 
 
+@pytest.mark.parametrize("somebody_hears_it", [False, True])
+def test_before_it_is_suspected_a_peer_is_asked_again_and_by_others(
+    somebody_hears_it: bool,
+) -> None:
+    machine = member(claim(B), claim(C), claim(PeerId("d")))
+    effects = machine.handle(LinkLost(C), 0.0) + advance(machine, 0.5)
+    sends = only(Send, effects)
+    assert len([send for send in sends if send.dst == C and isinstance(send.message, Ping)]) == 3
+    helpers = [send.dst for send in sends if isinstance(send.message, PingFor)]
+    assert {B, "d"} <= set(helpers)
+    if somebody_hears_it:
+        machine.handle(Received(B, Vouch(C)), 0.55)
+    reports = [r.values for r in only(Report, advance(machine, 0.6)) if r.name == "peer"]
+    suspected = [values["peer"] for values in reports if values["status"] == SUSPECT]
+    assert (C in suspected) == (not somebody_hears_it)
+
+
+def test_who_is_asked_for_a_ping_passes_the_answer_on() -> None:
+    machine = member(claim(B), claim(C))
+    effects = machine.handle(Received(B, PingFor(C, News((claim(B),)))), 0.01)
+    (ping,) = [send.message for send in only(Send, effects) if send.dst == C]
+    assert ping.behalf == B
+    effects = machine.handle(Received(C, Ack(News((claim(C),)), ping.behalf)), 0.02)
+    assert Send(B, Vouch(C)) in effects
+
+
 def test_a_dead_peer_is_forgotten_in_the_end() -> None:
     timing = Timing(forget_s=10.0)
     machine = Membership(PeerInfo(A), "", {}, np.random.default_rng(0), timing, [claim(B)])
@@ -279,6 +305,79 @@ def test_ranks_that_cannot_be_compared_do_no_harm() -> None:
 def test_what_cannot_be_spread_is_refused_to_the_publisher() -> None:
     with pytest.raises(ValueError, match="cannot be spread"):
         member().handle(Publish(Record((), (1,), None)), 0.1)
+
+
+def exchange(a: Membership, b: Membership, at: float) -> list[Any]:
+    """`a` finds that its digest differs from `b`'s: all that follows, without other probes."""
+    ack = Ack(News((b.claim,), digest=1))
+    waiting = [(a, B, ack)]
+    out: list[Any] = []
+    while waiting:
+        machine, src, message = waiting.pop(0)
+        effects = machine.handle(Received(src, message), at)
+        out += effects
+        other, me = (b, A) if machine is a else (a, B)
+        waiting += [
+            (other, me, send.message)
+            for send in only(Send, effects)
+            if send.dst == other.me and isinstance(send.message, Summary | Listing | Want | Update)
+        ]
+    return out
+
+
+def test_two_who_know_different_things_know_the_same_after_one_exchange() -> None:
+    peers = [PeerId(f"x{k}") for k in range(40)]
+    a = member(*[claim(p, version=k % 3) for k, p in enumerate(peers[:30])])
+    b = Membership(PeerInfo(B), "b:1", {}, np.random.default_rng(1), None)
+    b.handle(Start(), 0.0)
+    for k, peer in enumerate(peers[10:], 10):
+        b.handle(Received(A, Gossip(News((claim(peer, version=k % 4),)))), 0.0)
+    for k in range(60):
+        if k < 40:
+            a.handle(Publish(Record(("r", str(k)), (k % 5,), f"a{k}")), 0.0)
+        if k >= 20:
+            b.handle(Publish(Record(("r", str(k)), (k % 7,), f"b{k}")), 0.0)
+    exchange(a, b, 1.0)
+    assert dict(a.view.peers) == dict(b.view.peers)
+    assert len(a.view) == 42
+    stamps = [
+        {peer: version for peer, _, _, _, version in machine.snapshot()["peers"]}
+        for machine in (a, b)
+    ]
+    assert stamps[0] == stamps[1]
+    for k in range(60):
+        wanted = f"b{k}" if k >= 40 or (k >= 20 and k % 7 > k % 5) else f"a{k}"
+        for machine in (a, b):
+            (update,) = [
+                send.message
+                for send in only(
+                    Send, machine.handle(Received(C, Want(keys=(("r", str(k)),))), 1.1)
+                )
+                if isinstance(send.message, Update)
+            ]
+            if k < 20 or k >= 40 or k % 7 != k % 5:
+                assert update.records[0].value == wanted
+
+
+@pytest.mark.parametrize("sender_knows", ["death", "life"])
+def test_who_holds_a_dead_peer_for_alive_asks_it(sender_knows: str) -> None:
+    alive, dead = claim(C), claim(C, DEAD)
+    a = member(claim(B), alive if sender_knows == "life" else dead)
+    b = Membership(
+        PeerInfo(B),
+        "b:1",
+        {},
+        np.random.default_rng(1),
+        None,
+        [dead if sender_knows == "life" else alive],
+    )
+    b.handle(Start(), 0.0)
+    pings = [
+        send.message.news.claims
+        for send in only(Send, exchange(a, b, 0.01))
+        if send.dst == C and isinstance(send.message, Ping)
+    ]
+    assert any(dead in claims for claims in pings)
 
 
 # Bad input

@@ -213,6 +213,31 @@ async def test_a_late_peer_joins_and_one_that_leaves_is_missed_at_once() -> None
 
 
 @in_time
+async def test_a_peer_that_moves_is_followed() -> None:
+    swarm = Swarm(3)
+    swarm.start_all(Start())
+    await swarm.until(lambda: all(swarm.rounds.values()))
+    listening = swarm.network._listening
+    listening["local:new"] = listening.pop("local:p1")
+    swarm.drivers[peer_id(1)].move("local:new")
+
+    def is_known() -> bool:
+        memberships = [driver.membership for driver in swarm.drivers.values()]
+        return all(each.addresses.get(peer_id(1)) == "local:new" for each in memberships)
+
+    await swarm.until(is_known)
+    so_far = {peer: len(rounds) for peer, rounds in swarm.rounds.items()}
+
+    def go_on() -> bool:
+        later = [rounds[so_far[peer] :] for peer, rounds in swarm.rounds.items()]
+        return all(any(r["contributors"] == 3 for r in rounds) for rounds in later)
+
+    await swarm.until(go_on)
+    listening.pop("local:new")
+    await swarm.stop()
+
+
+@in_time
 async def test_a_trace_replays_bit_for_bit(tmp_path: Path) -> None:
     swarm = Swarm(3)
     path = tmp_path / "deep" / "p1.trace"
