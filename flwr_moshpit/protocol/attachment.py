@@ -28,6 +28,7 @@ old edge before a new one begins, so that parents need not hear of it from other
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 
 from flwr_moshpit.protocol.machine import PeerId, Publish, Record, Report, View, ViewChanged
@@ -37,6 +38,35 @@ from flwr_moshpit.protocol.tracking import Core
 
 _OTHERS_ASKED = 6
 _WAITING_MAX = 64
+
+
+@dataclass(slots=True)
+class _Search:
+    """Whom an orphan asks, one after the other."""
+
+    queue: list[PeerId]
+    others: list[PeerId]
+    """Less fit than the orphan itself: only if there is a root, to which they may know a way. If
+    there is none they wait for one as well, and the fittest of those who wait should become it."""
+    full: list[PeerId] = field(default_factory=list)
+    insist: bool = False
+    among_others: bool = False
+    """Whether `others` are being asked now."""
+    asked: dict[PeerId, None] = field(default_factory=dict)
+
+    def next(self, is_there_a_root: bool) -> PeerId | None:
+        while True:
+            if not self.queue and self.full and not self.insist:
+                # Rather a crowded parent than none.
+                self.insist, self.queue, self.asked = True, self.full, {}
+            self.among_others = not self.queue
+            queue = self.queue or (self.others if is_there_a_root else [])
+            if not queue:
+                return None
+            peer = queue.pop(0)
+            if peer not in self.asked:
+                self.asked[peer] = None
+                return peer
 
 
 class TreeSeat:
@@ -59,10 +89,7 @@ class TreeSeat:
         self._plan = plan
         self._census = census
         self._active = False
-        self._queue: list[PeerId] = []
-        self._asked: dict[PeerId, None] = {}
-        self._full: list[PeerId] = []
-        self._insist = False
+        self._search = _Search([], [])
         self._waiting: dict[PeerId, tuple[Attach, float]] = {}
         self._claims: dict[PeerId, tuple[int, RootClaim]] = {}
         self._claim: RootClaim | None = None
@@ -100,17 +127,14 @@ class TreeSeat:
         topology, me = self._plan(self._core.view), self._identity.me
         planned, place = topology.parent(me), topology.peers.index(me)
         rivals = sorted(self._rivals(), key=self._order, reverse=True)
-        # With no root alive the fittest should become it; else anybody will do who can be reached.
-        end = place + 1 + _OTHERS_ASKED if rivals else place
         wanted = [
             *first,
             *(() if planned is None else (planned,)),
             *rivals,
             *topology.peers[: min(place, _OTHERS_ASKED)],
-            *topology.peers[place + 1 : end],
         ]
-        self._queue = list(dict.fromkeys(wanted))
-        self._asked, self._full, self._insist = {}, [], False
+        others = topology.peers[place + 1 : place + 1 + _OTHERS_ASKED]
+        self._search = _Search(list(dict.fromkeys(wanted)), list(others))
         self._ask_next(now)
 
     def on_view(self, event: ViewChanged, now: float) -> None:
@@ -118,7 +142,7 @@ class TreeSeat:
             if peer in self._leases.asks:
                 self.on_no_answer(peer, now)
             self._waiting.pop(peer, None)
-        self._settle_roots(now)
+        self._reconsider(now)
         self.seek(now)
 
     def on_no_answer(self, peer: PeerId, now: float) -> None:
@@ -130,8 +154,8 @@ class TreeSeat:
     def on_refused(self, peer: PeerId, message: Detached, now: float) -> None:
         del self._leases.asks[peer]
         if message.reason == "full":
-            self._full.append(peer)
-            self._queue = [*message.instead, *self._queue]
+            self._search.full.append(peer)
+            self._search.queue = [*message.instead, *self._search.queue]
         self._ask_next(now)
 
     def on_grant(self, peer: PeerId, grant: Grant, now: float) -> bool:
@@ -149,11 +173,13 @@ class TreeSeat:
         self._emit(Report("attached", values))
         return True
 
-    def on_released(self, peer: PeerId, now: float, instead: tuple[PeerId, ...] = ()) -> None:
-        """The edge to our parent has ended, and its mass is back here."""
+    def on_released(self, peer: PeerId, message: Detached | None, now: float) -> None:
+        """The edge to our parent has ended, by this message or by lapsing; its mass is back."""
         if peer == self.parent:
             self.parent = None
-        self.seek(now, instead)
+        if message is not None and message.reason == "leaving":
+            self._claims.pop(peer, None)
+        self.seek(now, () if message is None else message.instead)
 
     def follow(self, label: Label, path: tuple[PeerId, ...], now: float) -> None:
         """News of the root from the parent."""
@@ -165,19 +191,14 @@ class TreeSeat:
     def _ask_next(self, now: float) -> None:
         if not self._active or self._leases.asks:
             return
-        while self._queue or (self._full and not self._insist):
-            if not self._queue:
-                # Rather a crowded parent than none.
-                self._insist, self._queue = True, self._full
-                self._asked = {}
-                continue
-            peer = self._queue.pop(0)
-            info = self._core.view.peers.get(peer)
-            if peer in self._asked or peer == self._identity.me or info is None:
-                continue
-            if info.dialable:
-                self._asked[peer] = None
-                self._leases.ask(peer, self._core.step, self._insist, now)
+        search, view = self._search, self._core.view
+        while True:
+            peer = search.next(bool(self._rivals()))
+            if peer is None:
+                break
+            info = view.peers.get(peer)
+            if info is not None and info.dialable and peer != self._identity.me:
+                self._leases.ask(peer, self._core.step, search.insist, now)
                 return
         if self.is_root:
             self.due = min(self.due, now + self._identity.lease_s / 2)
@@ -249,7 +270,14 @@ class TreeSeat:
             self._claims[peer] = (incarnation, record.value)
         else:
             self._claims.pop(peer, None)
+        self._reconsider(now)
+
+    def _reconsider(self, now: float) -> None:
+        """Other roots are there than before."""
         self._settle_roots(now)
+        if self._search.among_others and not self._rivals():
+            for peer in list(self._leases.asks):
+                self.on_no_answer(peer, now)
 
     def beat(self, now: float) -> None:
         """The root has something new: everybody's label will follow."""

@@ -169,7 +169,7 @@ class GraphTracking:
             self._core.leases.give_up(parent)
         self._rewire_later(now)
 
-    def on_released(self, parent: PeerId, now: float, instead: tuple[PeerId, ...] = ()) -> None:
+    def on_released(self, parent: PeerId, message: Detached | None, now: float) -> None:
         self._rewire_later(now)
 
     def _sources(self) -> list[PeerId]:

@@ -155,7 +155,7 @@ class RFastPeer:
 
     @property
     def deadline(self) -> float | None:
-        return None if self._due == math.inf else self._due
+        return None if self._due == math.inf or self._stopped else self._due
 
     @property
     def params(self) -> Vector:
@@ -265,7 +265,6 @@ class RFastPeer:
             self._job = None
         self._tracking.stop()
         self._stopped = True
-        core.leases.due = math.inf
 
     def _go_on(self, now: float) -> None:
         """The next job, or the end of training."""
@@ -399,7 +398,7 @@ class RFastPeer:
         if ask is not None and ask.edge == message.edge:
             self._tracking.on_refused(src, message, now)
         elif leases.on_detached(src, message):
-            self._tracking.on_released(src, now, message.instead)
+            self._tracking.on_released(src, message, now)
 
     def _refuse(self, peer: PeerId, reason: str, what: str) -> None:
         self._refused += 1
@@ -428,7 +427,7 @@ class RFastPeer:
                     released.append(peer)
         self._tracking.on_view(event, now)
         for peer in released:
-            self._tracking.on_released(peer, now)
+            self._tracking.on_released(peer, None, now)
 
     def _with_me(self, view: View) -> View:
         """A view in which others have given us up is no reason to give up ourselves."""
@@ -440,7 +439,7 @@ class RFastPeer:
         if self._core.leases.due <= now:
             lapsed = self._core.leases.look_after(now)
             for peer in lapsed.parents:
-                self._tracking.on_released(peer, now)
+                self._tracking.on_released(peer, None, now)
             for peer in lapsed.asks:
                 self._tracking.on_no_answer(peer, now)
         if self._tracking.due <= now:

@@ -163,6 +163,6 @@ class Tracking(Protocol):
 
     def on_no_answer(self, parent: PeerId, now: float) -> None: ...
 
-    def on_released(self, parent: PeerId, now: float, instead: tuple[PeerId, ...] = ()) -> None:
-        """Our edge to `parent` has ended."""
+    def on_released(self, parent: PeerId, message: Detached | None, now: float) -> None:
+        """Our edge to `parent` has ended, by this message or by lapsing."""
         ...

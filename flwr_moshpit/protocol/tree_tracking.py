@@ -121,8 +121,8 @@ class TreeTracking:
     def on_no_answer(self, parent: PeerId, now: float) -> None:
         self.seat.on_no_answer(parent, now)
 
-    def on_released(self, parent: PeerId, now: float, instead: tuple[PeerId, ...] = ()) -> None:
-        self.seat.on_released(parent, now, instead)
+    def on_released(self, parent: PeerId, message: Detached | None, now: float) -> None:
+        self.seat.on_released(parent, message, now)
 
     def _open(self) -> OutEdge | None:
         """The edge to the parent, if we may push on it."""

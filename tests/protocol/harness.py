@@ -44,7 +44,7 @@ from flwr_moshpit.protocol.machine import (
     View,
     ViewChanged,
 )
-from flwr_moshpit.protocol.messages import Detach, EdgeId, Push
+from flwr_moshpit.protocol.messages import EdgeId, Push
 from flwr_moshpit.protocol.rfast import RFastPeer
 from flwr_moshpit.protocol.topology import Topology
 
@@ -155,6 +155,8 @@ class Host:
     view: View
     step_s: float
     alive: bool = True
+    started: bool = False
+    paused: bool = False
     job: JobId | None = None
     timer: float = math.inf
     finished: Vector | None = None
@@ -214,6 +216,8 @@ class Net:
         self.gradients: dict[PeerId, np.ndarray] = {}
         self._sent: dict[tuple[PeerId, EdgeId], tuple[int, np.ndarray]] = {}
         self._absorbed: dict[tuple[PeerId, PeerId, EdgeId], tuple[int, np.ndarray]] = {}
+        self._balances: dict[PeerId, np.ndarray] = {}
+        self._scale = 1.0
         self.worst = 0.0
         """Largest error of the books so far."""
         given = infos or [PeerInfo(PeerId(f"p{k:03}")) for k in range(num_peers)]
@@ -273,6 +277,15 @@ class Net:
                 for record in records.values():
                     self._after(self._uniform(self._record_s), self._learn, host, record)
 
+    def pause(self, peer: PeerId) -> None:
+        """SIGSTOP: what happens meanwhile reaches it after `resume`, if that is not a call."""
+        self.hosts[peer].paused = True
+
+    def resume(self, peer: PeerId, event: Event) -> None:
+        """SIGCONT, with the first event that it then handles."""
+        self.hosts[peer].paused = False
+        self._tell(self.hosts[peer], event)
+
     def slow_down(self, peer: PeerId, factor: float) -> None:
         self.hosts[peer].step_s *= factor
 
@@ -309,43 +322,59 @@ class Net:
 
     # The books.
 
-    def check(self, tolerance: float = 1e-9) -> None:
-        """sum z + sum (rho - rho_buf) = sum g; nothing counted twice; no cycle."""
+    def check(self, changed: Host | None = None, tolerance: float = 1e-9) -> None:
+        """sum z + sum (rho - rho_buf) = sum g; nothing counted twice; no cycle; nobody waits.
+
+        changed: the one peer that anything has happened to since the last check; None for all.
+        """
         living = self.living()
-        total = np.zeros(self.problem.dim)
-        for host in living:
-            ledger = host.machine.ledger
-            total += host.machine.tracked
-            total -= self.gradients.get(host.info.peer, 0)
-            for out in ledger.outs.values():
-                total += self._sent.get((host.info.peer, out.edge), (0, 0))[1]
-            for child, held in ledger.ins.items():
-                total -= self._absorbed.get((host.info.peer, child, held.edge), (0, 0))[1]
-                self._check_held(child, held.edge, held.buf is not None)
-        scale = 1 + max((np.abs(g).max() for g in self.gradients.values()), default=0)
-        self.worst = max(self.worst, float(np.abs(total).max() / scale))
+        for host in living if changed is None else [changed]:
+            self._balances[host.info.peer] = self._balance(host)
+            if host.started and not host.paused:
+                assert host.job is not None or host.finished is not None, f"{host.info.peer} waits"
+            self._check_held(host)
+            self._check_cycle(host)
+        total = sum(self._balances[host.info.peer] for host in living)
+        self.worst = max(self.worst, float(np.abs(total).max() / self._scale))
         assert self.worst <= tolerance, f"t={self.now}: the books are out by {total}"
-        self._check_cycle(living)
 
-    def _check_held(self, child: PeerId, edge: EdgeId, has_mass: bool) -> None:
-        host = self.hosts[child]
-        if not has_mass or not host.alive or host.info.incarnation != edge.incarnation:
-            return
-        mine = [out.edge for out in host.machine.ledger.outs.values()]
-        assert edge in mine, f"t={self.now}: {child} is counted twice, {edge} is over for it"
+    def _balance(self, host: Host) -> np.ndarray:
+        """What it has of its own and from others, less what it tracks and has sent on: zero."""
+        me, ledger = host.info.peer, host.machine.ledger
+        balance = host.machine.tracked - self.gradients.get(me, np.zeros(self.problem.dim))
+        for out in ledger.outs.values():
+            if (me, out.edge) in self._sent:
+                balance += self._sent[me, out.edge][1]
+        for child, held in ledger.ins.items():
+            if (me, child, held.edge) in self._absorbed:
+                balance -= self._absorbed[me, child, held.edge][1]
+        return balance
 
-    def _check_cycle(self, living: list[Host]) -> None:
-        for host in living:
-            seen: dict[PeerId, None] = {}
-            peer: PeerId | None = host.info.peer
-            while peer is not None and self.hosts[peer].alive:
-                assert peer not in seen, f"t={self.now}: a cycle, {list(seen)}"
-                seen[peer] = None
-                peer = self.hosts[peer].machine.parent
+    def _check_held(self, changed: Host) -> None:
+        """What a parent holds of a living child, that child must count as sent."""
+        me = changed.info.peer
+        pairs = [(other, me) for other in self.living()]
+        for parent, child in [*pairs, *((changed, child) for child in changed.machine.ledger.ins)]:
+            held, host = parent.machine.ledger.ins.get(child), self.hosts[child]
+            if held is None or held.buf is None or parent.paused or not host.alive or host.paused:
+                continue
+            if host.info.incarnation == held.edge.incarnation:
+                out = host.machine.ledger.outs.get(parent.info.peer)
+                is_sent = out is not None and out.edge == held.edge
+                where = f"t={self.now}: {parent.info.peer} holds {held.edge}"
+                assert is_sent, f"{where}, and {child} counts that mass too"
+
+    def _check_cycle(self, host: Host) -> None:
+        seen: dict[PeerId, None] = {}
+        peer: PeerId | None = host.info.peer
+        while peer is not None and self.hosts[peer].alive:
+            assert peer not in seen, f"t={self.now}: a cycle, {list(seen)}"
+            seen[peer] = None
+            peer = self.hosts[peer].machine.parent
 
     def check_at_rest(self, tolerance: float = 1e-9) -> None:
         """Nothing is under way: both ends of every edge agree, none is half open."""
-        self.check(tolerance)
+        self.check(tolerance=tolerance)
         living = self.living()
         for host in living:
             me = host.info.peer
@@ -383,6 +412,7 @@ class Net:
         )
         host = Host(number, info, machine, view, self._slow.get(number, 1.0))
         self.hosts[info.peer] = host
+        self._balances[info.peer] = np.zeros(self.problem.dim)
         self._records.setdefault(info.peer, {})
         return host
 
@@ -401,7 +431,13 @@ class Net:
     def _tell(self, host: Host, event: Event) -> None:
         if not host.alive:
             return
-        if isinstance(event, Received) and isinstance(event.message, Push):
+        if host.paused:
+            self._after(1.0, self._tell, host, event)
+            return
+        host.started = not isinstance(event, Stop)
+        if isinstance(event, ComputeDone):
+            host.job = None
+        if self.books and isinstance(event, Received) and isinstance(event.message, Push):
             self._note_absorbed(host, event.src, event.message)
         if isinstance(event, ComputeDone):
             self._note_gradient(host, event)
@@ -412,7 +448,7 @@ class Net:
             host.timer = due
             self._at(max(due, self.now), self._fire, host, due)
         if self.books:
-            self.check()
+            self.check(host)
 
     def _fire(self, host: Host, due: float) -> None:
         if host.timer == due and self.hosts[host.info.peer] is host:
@@ -440,7 +476,6 @@ class Net:
     def _finish_job(self, host: Host, job_id: JobId, job: Any) -> None:
         if host.job != job_id or not host.alive:
             return
-        host.job = None
         self._tell(host, ComputeDone(job_id, self.result(host, job)))
 
     def result(self, host: Host, job: Any) -> Any:
@@ -458,7 +493,7 @@ class Net:
     def _send(self, host: Host, dst: PeerId, message: Message) -> None:
         self.counts["messages"] += 1
         src = host.info.peer
-        if isinstance(message, Push):
+        if self.books and isinstance(message, Push):
             self._sent[src, message.edge] = (message.counter, message.rho.astype(float))
         late = self._rng.exponential(self.delay_s)
         if message.delivery is Delivery.STREAM:
@@ -526,17 +561,17 @@ class Net:
         if np.isfinite(result.gradient).all():
             weight = result.num_examples if self.config.weigh_examples else 1
             self.gradients[host.info.peer] = weight * result.gradient.astype(float)
+            self._scale = max(self._scale, float(np.abs(result.gradient).max()))
 
     def _note_absorbed(self, host: Host, child: PeerId, message: Push) -> None:
         """The newest counter of an edge counts, whatever comes later."""
         key = (host.info.peer, child, message.edge)
         if not np.isfinite(message.rho).all():
             return
-        known = self._absorbed.get(key)
+        counter, _ = self._absorbed.get(key, (-1, None))
         held = host.machine.ledger.ins.get(child)
-        if held is not None and held.edge == message.edge:
-            if known is None or known[0] < message.counter:
-                self._absorbed[key] = (message.counter, message.rho.astype(float))
+        if held is not None and held.edge == message.edge and counter < message.counter:
+            self._absorbed[key] = (message.counter, message.rho.astype(float))
 
     def _uniform(self, bounds: tuple[float, float]) -> float:
         return float(self._rng.uniform(*bounds))
@@ -546,6 +581,3 @@ class Net:
 
     def _at(self, at: float, action: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._heap, (at, next(self._counter), action, arguments))
-
-
-__all__ = ["Detach", "LeastSquares", "Logistic", "Net", "Problem"]

@@ -1,0 +1,43 @@
+"""With one rule for the step size: where a slow peer sits, and how much is lost, matters little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.papers.rfast_problem import NUM_PEERS, least_squares, network
+
+PROBLEM = least_squares()
+OPTIMUM = PROBLEM.optimum(list(range(NUM_PEERS)))
+
+
+def time_to_1e6(seeds: int = 3, **changes: Any) -> float:
+    """Mean over the seeds, in mean step times."""
+    times = []
+    for seed in range(seeds):
+        net = network(PROBLEM, "binary", seed=seed, **changes)
+        times.append(net.run_until(lambda net=net: net.error(OPTIMUM) < 1e-6, 8000, every=5))
+    return float(np.mean(times))
+
+
+def test_a_slow_inner_peer_costs_little_more_than_a_slow_leaf() -> None:
+    leaf = time_to_1e6(slow={6: 10.0})
+    inner = time_to_1e6(slow={1: 10.0})
+    assert leaf < 1600
+    assert inner <= 1.3 * leaf
+
+
+@pytest.fixture(scope="module")
+def whole() -> float:
+    return time_to_1e6(loss=0.0)
+
+
+@pytest.mark.parametrize(("loss", "factor", "lease_s"), [(0.5, 2.5, 20.0), (0.9, 8.0, 400.0)])
+def test_loss_slows_down_by_a_bounded_factor(
+    whole: float, loss: float, factor: float, lease_s: float
+) -> None:
+    """The lease is longer than the retransmissions of what must not be lost take."""
+    lossy = time_to_1e6(loss=loss, config={"lease_s": lease_s}, seeds=2)
+    assert lossy <= factor * whole

@@ -1,0 +1,788 @@
+"""R-FAST: what it tracks is conserved whatever happens, and it mends itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flwr_moshpit.config import RFast, algorithm_from_config
+from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.protocol.machine import (
+    Cancel,
+    Compute,
+    ComputeDone,
+    ComputeFailed,
+    CorrectedSteps,
+    Finish,
+    Gradient,
+    GradientResult,
+    JobId,
+    PeerId,
+    PeerInfo,
+    Received,
+    Report,
+    Send,
+    Start,
+    Stop,
+    TimerFired,
+    View,
+    ViewChanged,
+)
+from flwr_moshpit.protocol.messages import (
+    Attach,
+    Detached,
+    EdgeId,
+    Grant,
+    Label,
+    Model,
+    Push,
+    Subtree,
+)
+from flwr_moshpit.protocol.rfast import RFastPeer
+from flwr_moshpit.protocol.topology import trees
+from tests.protocol.harness import LeastSquares, Net
+
+SMALL = LeastSquares.drawn(10, dim=3)
+PROBLEM = LeastSquares.drawn(8, dim=6)
+
+
+def config(topology: str = "binary", problem: LeastSquares = PROBLEM, **changes: Any) -> RFast:
+    settings_ = {"learning_rate": 0.8 * problem.learning_rate(), "lease_s": 8.0}
+    return RFast(topology=topology, **(settings_ | changes))
+
+
+def ids(*numbers: int) -> list[PeerId]:
+    return [PeerId(f"p{k:03}") for k in numbers]
+
+
+def settled(net: Net, limit: float = 600.0, tolerance: float = 1e-6) -> float:
+    """When the living reach the optimum of their own sum."""
+    optimum = net.problem.optimum(net.numbers())
+    return net.run_until(lambda: net.error(optimum) < tolerance, net.now + limit, every=5)
+
+
+def put_to_rest(net: Net) -> None:
+    """Let everybody finish, and everything arrive."""
+    net.loss = min(net.loss, 0.3)
+    for host in net.living():
+        net._tell(host, Start(host.machine.round))
+    net.run(net.now + 60 + 4 * net.config.lease_s)
+
+
+# Schedules of faults.
+
+FAULTS = (
+    "crash",
+    "leave",
+    "join",
+    "restart",
+    "restart from checkpoint",
+    "cut",
+    "partition",
+    "suspect",
+    "heal",
+    "slow down",
+)
+
+schedules = st.lists(
+    st.tuples(
+        st.sampled_from(FAULTS), st.floats(0.1, 20.0), st.integers(0, 99), st.integers(0, 99)
+    ),
+    min_size=1,
+    max_size=8,
+)
+networks = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**20),
+        "num_peers": st.integers(2, 6),
+        "loss": st.sampled_from([0.0, 0.3, 0.6]),
+        "delay_s": st.sampled_from([0.02, 0.1, 0.3]),
+        "duplicate": st.sampled_from([0.0, 0.2]),
+        "detect_s": st.sampled_from([(0.5, 3.0), (3.0, 12.0)]),
+    }
+)
+
+
+def inflict(net: Net, fault: str, one: int, other: int) -> None:
+    living = [host.info.peer for host in net.living()]
+    peer, second = living[one % len(living)], living[other % len(living)]
+    anybody = net.ids()[one % len(net.hosts)]
+    match fault:
+        case "crash" if len(living) > 1:
+            net.crash(peer)
+        case "leave" if len(living) > 1:
+            net.leave(peer)
+        case "join" if len(net.hosts) < len(SMALL.a):
+            net.join(len(net.hosts))
+        case "restart":
+            net.restart(anybody)
+        case "restart from checkpoint":
+            net.restart(anybody, net.hosts[anybody].machine.snapshot())
+        case "cut" if peer != second:
+            net.cut(peer, second)
+        case "partition":
+            net.partition([p for k, p in enumerate(living) if (other >> (k % 6)) & 1])
+        case "suspect" if peer != second:
+            net.suspect(peer, second)
+        case "heal":
+            net.heal()
+        case "slow down":
+            net.slow_down(peer, 3.0)
+
+
+def through_faults(topology: str, network: dict[str, Any], faults: Any, limit: float) -> None:
+    lease_s = max(6.0, 40 * network["delay_s"])
+    net = Net(SMALL, config=config(topology, SMALL, lease_s=lease_s), **network)
+    for fault, gap, one, other in faults:
+        net.run(net.now + gap)
+        inflict(net, fault, one, other)
+    # The books were checked after every event. Now let it mend.
+    net.heal()
+    net.loss = min(net.loss, 0.3)
+    for host in net.living():
+        host.step_s = 1.0
+    assert settled(net, limit) < np.inf, f"still {net.error(SMALL.optimum(net.numbers()))} away"
+    put_to_rest(net)
+    if net.config.is_tree:
+        net.check_tree_at_rest()
+    else:
+        net.check_at_rest()
+
+
+@given(
+    topology=st.sampled_from(["binary", "fleet", "line", "star"]),
+    network=networks,
+    faults=schedules,
+)
+@settings(deadline=None, max_examples=12)
+def test_no_schedule_of_faults_breaks_a_tree(topology: str, network: Any, faults: Any) -> None:
+    through_faults(topology, network, faults, 600)
+
+
+@given(network=networks, faults=schedules)
+@settings(deadline=None, max_examples=3)
+def test_no_schedule_of_faults_breaks_a_graph(network: Any, faults: Any) -> None:
+    network["num_peers"] = min(4, network["num_peers"])
+    through_faults("exponential", network, faults[:4], 2000)
+
+
+@pytest.mark.slow
+@given(
+    topology=st.sampled_from(
+        ["binary", "fleet", "line", "star", "ring", "exponential", "complete"]
+    ),
+    network=networks,
+    faults=schedules,
+)
+@settings(deadline=None, max_examples=60)
+def test_no_schedule_of_faults_breaks_anything(topology: str, network: Any, faults: Any) -> None:
+    through_faults(topology, network, faults, 6000)
+
+
+# One fault at a time.
+
+
+def churned(**changes: Any) -> Net:
+    """A binary tree of seven, well into its way: p0 is root, p1 and p2 inner, the others leaves."""
+    given_ = {"loss": 0.3, "delay_s": 0.2, "duplicate": 0.1, "detect_s": (2.0, 10.0), "seed": 3}
+    net = Net(PROBLEM, 7, config(), **(given_ | changes))
+    net.run(80)
+    return net
+
+
+@pytest.mark.parametrize(
+    "dead", [ids(6), ids(1), ids(0), ids(0, 1), ids(1, 4)], ids=lambda dead: "+".join(dead)
+)
+def test_survivors_of_a_crash_reach_their_own_optimum_and_none_waits(dead: list[PeerId]) -> None:
+    net = churned()
+    for peer in dead:
+        net.crash(peer)
+    assert settled(net) < np.inf
+    assert len(net.roots()) == 1
+    put_to_rest(net)
+    net.check_tree_at_rest()
+
+
+def test_a_leaving_peer_hands_its_children_over_at_once() -> None:
+    net = churned(loss=0.0, detect_s=(50.0, 60.0))
+    net.leave(PeerId("p001"))
+    net.run(net.now + 3)
+    assert net.hosts[PeerId("p003")].machine.parent == "p000"
+    assert net.hosts[PeerId("p004")].machine.parent == "p000"
+    net.leave(PeerId("p000"))
+    net.run(net.now + 3)
+    assert len(net.roots()) == 1, "the next root does not wait for the news either"
+    assert settled(net) < np.inf
+
+
+def test_a_newcomer_joins_with_the_model_of_its_parent() -> None:
+    net = churned()
+    before = net.error(PROBLEM.optimum(net.numbers()))
+    peer = net.join(7)
+    net.run(net.now + 3)
+    machine = net.hosts[peer].machine
+    assert machine.parent is not None
+    assert before < 0.1
+    optimum = PROBLEM.optimum(list(range(7)))
+    assert np.linalg.norm(machine.params - optimum) < 0.5 * np.linalg.norm(optimum)
+    assert settled(net) < np.inf
+
+
+@pytest.mark.parametrize("from_checkpoint", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 6])
+def test_a_restarted_peer_is_taken_in_again(number: int, from_checkpoint: bool) -> None:
+    net = churned()
+    (peer,) = ids(number)
+    state = net.hosts[peer].machine.snapshot() if from_checkpoint else None
+    net.crash(peer)
+    net.run(net.now + 1)
+    net.restart(peer, state)
+    others = [host for host in net.living() if host.info.peer != peer]
+    optimum = PROBLEM.optimum(list(range(7)))
+    worst = 0.0
+    for _ in range(20):
+        net.run(net.now + 1)
+        errors = [np.linalg.norm(host.machine.params - optimum) for host in others]
+        worst = max(worst, max(errors) / np.linalg.norm(optimum))
+    assert worst < 0.7, "nobody goes back to the model that a restarted root begins with"
+    assert settled(net) < np.inf
+    assert len(net.roots()) == 1
+
+
+def test_both_sides_of_a_partition_go_on_and_the_larger_one_keeps_its_root() -> None:
+    net = churned()
+    small, large = ids(0, 3), ids(1, 2, 4, 5, 6)
+    net.partition(small)
+    net.run(net.now + 150)
+    roots = net.roots()
+    assert len(roots) == 2
+    for side in (small, large):
+        optimum = PROBLEM.optimum([net.hosts[peer].number for peer in side])
+        errors = [np.linalg.norm(net.hosts[peer].machine.params - optimum) for peer in side]
+        assert max(errors) < 1e-3 * np.linalg.norm(optimum)
+    (keeper,) = [root for root in roots if root in large]
+    net.heal()
+    assert settled(net) < np.inf
+    assert net.roots() == [keeper]
+
+
+def test_a_cut_link_is_gone_round() -> None:
+    net = churned()
+    net.cut(*ids(0, 1))
+    net.run(net.now + 40)
+    assert net.roots() == ids(0)
+    assert net.hosts[PeerId("p001")].machine.parent not in (None, "p000")
+    assert settled(net) < np.inf
+
+
+def test_a_peer_that_is_wrongly_believed_dead_is_never_counted_twice() -> None:
+    net = churned()
+    # Child by parent, parent by child, and both by each other; the books are checked throughout.
+    net.suspect(*ids(0, 1))
+    net.suspect(*ids(5, 2))
+    net.run(net.now + 30)
+    net.suspect(*ids(2, 0))
+    net.suspect(*ids(0, 2))
+    net.run(net.now + 30)
+    net.heal()
+    assert settled(net) < np.inf
+    put_to_rest(net)
+    net.check_tree_at_rest()
+
+
+def test_a_paused_parent_drops_what_lapsed_before_it_uses_anything() -> None:
+    """SIGSTOP and SIGCONT: the first thing that a machine hears after the pause may be a push."""
+    net = churned(loss=0.0)
+    paused = PeerId("p001")
+    net.pause(paused)
+    net.run(net.now + 30)
+    ledger = net.hosts[paused].machine.ledger
+    children = list(ledger.ins)
+    assert children, "it knows nothing of the time that passed"
+    assert net.hosts[children[0]].machine.parent != paused, "its children have gone elsewhere"
+    subtree = Subtree(1, 1, 1.0, 0, 1.0)
+    held = ledger.ins[children[0]]
+    late = Push(held.edge, held.counter + 1, np.ones(6), net.now - 30, subtree)
+    net.resume(paused, Received(children[0], late))
+    assert not ledger.ins
+    assert settled(net) < np.inf
+
+
+# What a machine does, by hand.
+
+
+class Hand:
+    """One machine, and the messages that others would send."""
+
+    def __init__(self, me: int, size: int = 7, **changes: Any) -> None:
+        self.ids = ids(*range(size))
+        self.config = RFast(topology="binary", learning_rate=0.1, **changes)
+        self.dim = 4
+        infos = {peer: PeerInfo(peer) for peer in self.ids}
+        self.machine = RFastPeer(
+            self.config,
+            infos[self.ids[me]],
+            np.zeros(self.dim),
+            View(infos),
+            np.random.default_rng(0),
+        )
+        self.now = 0.0
+        self.effects: list[Any] = []
+
+    def do(self, event: Any, later: float = 0.0) -> list[Any]:
+        self.now += later
+        self.effects = self.machine.handle(event, self.now)
+        return self.effects
+
+    def hear(self, src: int, message: Any, later: float = 0.0) -> list[Any]:
+        return self.do(Received(self.ids[src], message), later)
+
+    def sent(self, kind: type) -> list[tuple[PeerId, Any]]:
+        return [
+            (e.dst, e.message)
+            for e in self.effects
+            if isinstance(e, Send) and isinstance(e.message, kind)
+        ]
+
+    def reports(self, name: str) -> list[dict[str, Any]]:
+        return [dict(e.values) for e in self.effects if isinstance(e, Report) and e.name == name]
+
+    def attach(
+        self, child: int, epoch: int = 0, label: Label | None = None, **changes: Any
+    ) -> EdgeId:
+        edge = EdgeId(0, epoch)
+        label = Label(-1, PeerId(""), 0) if label is None else label
+        values = {"step": 0, "dim": self.dim, "schema": b"", "insist": False} | changes
+        self.hear(child, Attach(edge, label, **values))
+        return edge
+
+    def push(self, child: int, edge: EdgeId, counter: int, value: float, **changes: Any) -> Push:
+        subtree = Subtree(1, 1, 1.0, 0, 1.0)
+        rho = np.full(self.dim, value)
+        message = replace(Push(edge, counter, rho, self.now, subtree), **changes)
+        self.hear(child, message)
+        return message
+
+
+def root() -> Hand:
+    hand = Hand(0)
+    hand.do(Start())
+    return hand
+
+
+def test_the_fittest_is_root_at_once_and_trains() -> None:
+    hand = Hand(0)
+    effects = hand.do(Start())
+    assert hand.machine.is_root
+    assert next(e.job for e in effects if isinstance(e, Compute)).params is hand.machine.params
+    assert hand.reports("root") == [{"term": 0, "live": 1}]
+
+
+def test_alone_it_is_gradient_descent_bit_for_bit() -> None:
+    hand = Hand(0, size=1)
+    x = np.zeros(4)
+    job = hand.do(Start())[-1]
+    for step in range(1, 6):
+        assert isinstance(job, Compute)
+        np.testing.assert_array_equal(job.job.params, x)
+        gradient = np.sin(np.arange(4.0) + step)
+        # The round trip of a single peer is one step.
+        x = x - 0.1 * gradient
+        effects = hand.do(ComputeDone(job.job_id, GradientResult(gradient, 5)), later=1.0)
+        (job,) = [e for e in effects if isinstance(e, Compute)]
+        assert hand.reports("round")[0]["round"] == step
+    np.testing.assert_array_equal(hand.machine.params, x)
+
+
+def test_only_the_newest_push_of_an_edge_counts() -> None:
+    hand = root()
+    edge = hand.attach(1)
+    assert [dst for dst, _ in hand.sent(Grant)] == ids(1)
+    assert [dst for dst, _ in hand.sent(Model)] == ids(1), "the model comes with the grant"
+    hand.push(1, edge, 0, 1.0)
+    hand.push(1, edge, 5, 3.0)
+    for counter in (5, 3, 0):
+        hand.push(1, edge, counter, 100.0)
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 3.0))
+
+
+def test_an_edge_that_is_over_never_counts_again() -> None:
+    hand = root()
+    old = hand.attach(1)
+    hand.push(1, old, 7, 1.0)
+    new = hand.attach(1, epoch=1)
+    np.testing.assert_array_equal(hand.machine.tracked, np.zeros(4))
+    hand.push(1, old, 8, 5.0)
+    assert hand.sent(Detached) == [(hand.ids[1], Detached(old, "over"))]
+    hand.push(1, new, 0, 2.0)
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 2.0))
+    hand.attach(1, epoch=0)
+    assert hand.sent(Detached) == [(hand.ids[1], Detached(old, "over"))]
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 2.0))
+
+
+def test_a_push_on_an_edge_that_nobody_asked_for_is_refused_for_ever() -> None:
+    hand = root()
+    edge = EdgeId(0, 4)
+    hand.push(1, edge, 0, 1.0)
+    assert hand.sent(Detached) == [(hand.ids[1], Detached(edge, "over"))]
+    hand.attach(1, epoch=4)
+    assert hand.sent(Grant) == []
+    np.testing.assert_array_equal(hand.machine.tracked, np.zeros(4))
+
+
+BAD = {
+    "NaN": np.array([0, np.nan, 0, 0]),
+    "Inf": np.array([0, 0, -np.inf, 0]),
+    "sums would overflow": np.full(4, 1e307),
+    "another shape": np.zeros(5),
+    "two dimensions": np.zeros((4, 1)),
+    "another dtype": np.zeros(4, np.float32),
+    "integers": np.zeros(4, np.int64),
+    "no array": [0.0] * 4,
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_what_is_no_usable_vector_never_reaches_z_or_x(bad: Any) -> None:
+    hand = root()
+    edge = hand.attach(1)
+    hand.push(1, edge, 0, 1.0)
+    hand.push(1, edge, 1, 0.0, rho=bad)
+    (report,) = hand.reports("refused")
+    assert report["peer"] == "p001"
+    assert report["what"] == "Push"
+    assert report["count"] == 1
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 1.0))
+    # The next good one makes up for it, although its counter was seen on the bad one.
+    hand.push(1, edge, 1, 2.0)
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 2.0))
+
+    child = attached_child()
+    x = child.machine.params
+    for change in ({"v": bad}, {"direction": bad}):
+        child.hear(0, replace(model(child), **change))
+        assert child.reports("refused")[0]["peer"] == "p000"
+        assert child.machine.params is x
+
+
+@pytest.mark.parametrize(
+    "subtree",
+    [
+        Subtree(1, 1, float("nan"), 0, 1.0),
+        Subtree(1, 1, -1.0, 0, 1.0),
+        Subtree(1, 1, 1e10, 0, 1.0),
+        Subtree(1, -1, 1.0, 0, 1.0),
+        Subtree(1, 1, 1.0, 0, float("inf")),
+    ],
+)
+def test_a_push_with_an_impossible_weight_is_refused(subtree: Subtree) -> None:
+    hand = root()
+    hand.push(1, hand.attach(1), 0, 1.0, subtree=subtree)
+    assert hand.reports("refused")[0]["peer"] == "p001"
+    np.testing.assert_array_equal(hand.machine.tracked, np.zeros(4))
+
+
+@pytest.mark.parametrize("bad", list(BAD.values())[:3])
+def test_ones_own_bad_gradient_is_not_used_either(bad: Any) -> None:
+    hand = Hand(0, size=1)
+    (job,) = [e for e in hand.do(Start(until_round=2)) if isinstance(e, Compute)]
+    effects = hand.do(ComputeDone(job.job_id, GradientResult(bad, 1)), later=1.0)
+    assert hand.reports("refused")[0]["peer"] == "p000"
+    np.testing.assert_array_equal(hand.machine.tracked, np.zeros(4))
+    (job,) = [e for e in effects if isinstance(e, Compute)]
+    effects = hand.do(ComputeFailed(job.job_id, "out of memory"), later=1.0)
+    assert hand.reports("training_failed") == [{"error": "out of memory"}]
+    assert isinstance(effects[-1], Finish), "a client that always fails comes to an end too"
+
+
+def test_a_peer_with_another_model_is_refused() -> None:
+    hand = root()
+    for child, changes in ((1, {"schema": b"other"}), (2, {"dim": 9})):
+        hand.attach(child, **changes)
+        assert hand.reports("refused") == [
+            {"peer": hand.ids[child], "reason": "schema", "what": "Attach"}
+        ]
+        assert hand.sent(Detached)[0][1].reason == "schema"
+        assert not hand.machine.ledger.ins
+
+
+def attached_child(**changes: Any) -> Hand:
+    """p1, attached to the root p0 with the leaf p3 below it."""
+    hand = Hand(1, **changes)
+    hand.do(Start())
+    ((asked, attach),) = hand.sent(Attach)
+    assert asked == "p000"
+    hand.hear(0, Grant(attach.edge, 0, 0.0, Label(0, hand.ids[0], 0), (), -1, False))
+    assert hand.machine.parent == "p000"
+    hand.attach(3)
+    return hand
+
+
+def model(hand: Hand, counter: int = 0, **changes: Any) -> Model:
+    edge = hand.machine.ledger.outs[hand.ids[0]].edge
+    v = np.full(hand.dim, 1.0 + counter)
+    label = Label(0, hand.ids[0], 1 + counter)
+    message = Model(0, counter, v, edge, hand.now, label, (), counter, 1.0, 3, 1.0)
+    return replace(message, **changes)
+
+
+def test_an_inner_peer_relays_both_ways_without_a_gradient_of_its_own() -> None:
+    hand = attached_child()
+    edge = EdgeId(0, 0)
+    hand.push(3, edge, 0, 5.0)
+    ((parent, push),) = hand.sent(Push)
+    assert parent == "p000"
+    np.testing.assert_array_equal(push.rho, np.full(4, 5.0))
+    assert push.subtree.contributors == 1
+    hand.hear(0, model(hand), later=1.0)
+    ((child, passed_on),) = hand.sent(Model)
+    assert child == "p003"
+    np.testing.assert_array_equal(passed_on.v, np.ones(4))
+    assert passed_on.path == ("p000",)
+
+
+def test_relays_are_not_more_frequent_than_four_a_step_of_the_root() -> None:
+    hand = attached_child()
+    hand.hear(0, model(hand), later=1.0)
+    edge = EdgeId(0, 0)
+    pushes = 0
+    for counter in range(100):
+        hand.now += 0.01
+        hand.push(3, edge, counter, float(counter))
+        pushes += len(hand.sent(Push))
+    assert pushes in (4, 5), "the root steps once in the second that this took"
+    assert hand.machine.deadline is not None
+    hand.do(TimerFired(), later=1.0)
+    ((_, push),) = hand.sent(Push)
+    np.testing.assert_array_equal(push.rho, np.full(4, 99.0))
+
+
+def test_a_model_of_before_is_not_taken() -> None:
+    hand = attached_child()
+    hand.hear(0, model(hand, 3), later=1.0)
+    for stale in (model(hand, 3), model(hand, 1), model(hand, 9, edge=EdgeId(0, 44))):
+        hand.hear(0, replace(stale, v=np.full(4, 77.0)))
+        np.testing.assert_array_equal(hand.machine.params, np.full(4, 4.0))
+    hand.hear(5, model(hand, 10))
+    np.testing.assert_array_equal(hand.machine.params, np.full(4, 4.0)), "not from its parent"
+
+
+def test_a_newcomers_first_gradient_is_taken_at_the_others_model() -> None:
+    hand = Hand(1)
+    hand.do(Start())
+    ((_, attach),) = hand.sent(Attach)
+    (first,) = [e for e in hand.effects if isinstance(e, Compute)]
+    hand.hear(0, Grant(attach.edge, 0, 0.0, Label(0, hand.ids[0], 9), (), -1, False))
+    effects = hand.hear(0, model(hand, 8), later=0.5)
+    assert Cancel(first.job_id) in effects
+    (second,) = [e for e in effects if isinstance(e, Compute)]
+    np.testing.assert_array_equal(second.job.params, np.full(4, 9.0))
+    effects = hand.hear(0, model(hand, 9), later=0.5)
+    assert not [e for e in effects if isinstance(e, Cancel)], "once, or slow peers never finish"
+
+
+def test_a_peer_below_is_refused_at_once() -> None:
+    hand = attached_child()
+    hand.attach(0, label=Label(9, hand.ids[0], 0))
+    assert hand.sent(Detached)[0][1].reason == "below"
+
+
+def test_stale_paths_cannot_close_a_cycle() -> None:
+    """p1 believes to hang below p2 as long as it has not heard that p2 was cut off; p2 asks it,
+    through a path that does not show p2. The label does not let it."""
+    hand = attached_child()
+    hand.hear(0, model(hand, 4, path=(hand.ids[5],)), later=1.0)
+    label = Label(0, hand.ids[0], 7)
+    hand.attach(2, label=label)
+    assert not hand.sent(Grant)
+    assert hand.ids[2] not in hand.machine.ledger.ins
+    # Once there is newer news of the root than p2 has ever had, p2 cannot be above.
+    hand.hear(0, model(hand, 9), later=1.0)
+    assert hand.ids[2] in [dst for dst, _ in hand.sent(Grant)]
+
+
+def test_a_grant_below_ones_own_label_is_not_taken() -> None:
+    hand = attached_child()
+    hand.do(ViewChanged(View({p: PeerInfo(p) for p in hand.ids[1:]}), lost=(hand.ids[0],)))
+    hand.do(TimerFired(), later=20.0)
+    assert hand.machine.is_root
+    label = Label(1, hand.ids[1], 0)
+    edge = EdgeId(0, 99)
+    hand.hear(2, Grant(edge, 0, 0.0, label, (), -1, False))
+    assert hand.machine.is_root
+
+
+def test_a_full_peer_sends_newcomers_to_its_children() -> None:
+    hand = Hand(0, size=30)
+    hand.do(Start())
+    for child in range(1, 5):
+        hand.attach(child)
+        assert hand.sent(Grant)
+    hand.push(1, EdgeId(0, 0), 0, 1.0, subtree=Subtree(9, 9, 9.0, 0, 1.0))
+    hand.attach(5)
+    ((_, refusal),) = hand.sent(Detached)
+    assert refusal.reason == "full"
+    assert list(refusal.instead) == ids(2, 3, 4), "those with the fewest below them"
+    hand.attach(5, epoch=1, insist=True)
+    assert hand.sent(Grant), "rather a crowd than an orphan"
+
+
+def test_finish_after_the_jobs_that_were_asked_for_and_then_serve() -> None:
+    net = Net(PROBLEM, 7, config(), loss=0.3, until_round=20, seed=2, slow={6: 3})
+    net.run(100)
+    assert all(host.machine.round == 20 for host in net.living())
+    assert all(host.finished is not None for host in net.living())
+    peer = net.join(7)
+    net.run(net.now + 60)
+    assert all(host.machine.round == 20 for host in net.living()), "only the newcomer trains"
+    put_to_rest(net)
+    net.check_tree_at_rest()
+    for host in net.living():
+        np.testing.assert_array_equal(host.machine.params, net.hosts[peer].machine.params)
+
+
+def test_a_second_start_goes_on() -> None:
+    hand = Hand(0, size=1)
+    (job,) = [e for e in hand.do(Start(until_round=1)) if isinstance(e, Compute)]
+    effects = hand.do(ComputeDone(job.job_id, GradientResult(np.ones(4), 1)), later=1.0)
+    assert isinstance(effects[-1], Finish)
+    effects = hand.do(Start(until_round=2))
+    assert [type(e) for e in effects] == [Compute]
+    assert hand.do(Start(until_round=2)) == [], "one job at a time"
+
+
+def test_stop_ends_everything() -> None:
+    hand = root()
+    hand.attach(1)
+    effects = hand.do(Stop())
+    assert Cancel(JobId(1)) in effects
+    assert hand.sent(Detached)[0][0] == "p001"
+    assert hand.machine.deadline is None
+    hand.push(1, EdgeId(0, 0), 0, 1.0)
+    assert hand.effects == []
+
+
+def test_results_of_unknown_jobs_and_unknown_messages_change_nothing() -> None:
+    hand = root()
+    assert hand.do(ComputeDone(JobId(77), GradientResult(np.ones(4), 1))) == []
+    hand.hear(1, object())
+    assert hand.reports("refused")[0]["reason"] == "unknown message"
+    assert hand.do(TimerFired()) == []
+
+
+def test_a_checkpoint_holds_what_a_new_incarnation_needs() -> None:
+    net = churned()
+    host = net.hosts[PeerId("p001")]
+    state = host.machine.snapshot()
+    assert state["round"] == host.machine.round
+    np.testing.assert_array_equal(state["params"], host.machine.params)
+    # One instant: the formula holds for what was saved.
+    z = state["gradient"] + sum(state["rho_buf"].values()) - sum(state["rho"].values())
+    np.testing.assert_allclose(z, host.machine.tracked, atol=1e-12)
+    again = RFastPeer(
+        config(), host.info, np.zeros(6), host.view, np.random.default_rng(0), 1, state=state
+    )
+    assert again.round == state["round"]
+    np.testing.assert_array_equal(again.params, host.machine.params)
+    np.testing.assert_array_equal(again.tracked, np.zeros(6))
+
+
+def test_memory_is_a_few_vectors_a_neighbour() -> None:
+    net = Net(PROBLEM, 7, config("star"), loss=0.3, seed=1)
+    net.run(100)
+    for host in net.living():
+        ledger = host.machine.ledger
+        degree = len(ledger.ins) + len(ledger.outs)
+        state = host.machine.snapshot()
+        vectors = 1 + ("gradient" in state) + len(state["rho"]) + len(state["rho_buf"])
+        assert vectors <= 2 + degree
+        assert degree == (6 if host.number == 0 else 1)
+
+
+# Settings.
+
+
+def test_gradients_weighed_by_examples_minimise_the_loss_of_all_examples() -> None:
+    examples = [1, 5, 2, 8, 3, 3, 10]
+    net = Net(
+        PROBLEM, 7, config(weigh_examples=True), loss=0.3, seed=4, examples=examples, slow={6: 3}
+    )
+    optimum = PROBLEM.optimum(list(range(7)), examples)
+    assert net.run_until(lambda: net.error(optimum) < 1e-6, 800, every=5) < np.inf
+    assert [host.machine.weight for host in net.living()] == examples
+    assert net.error(PROBLEM.optimum(list(range(7)))) > 1e-2, "which is another point"
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_the_root_may_run_another_optimizer(optimizer: str) -> None:
+    rate = {"momentum": PROBLEM.learning_rate(), "adam": 0.02}[optimizer]
+    settings_ = config(optimizer=optimizer, learning_rate=rate)
+    net = Net(PROBLEM, 7, settings_, loss=0.3, seed=5, books=False)
+    optimum = PROBLEM.optimum(list(range(7)))
+    tolerance = {"momentum": 1e-6, "adam": 1e-2}[optimizer]
+    assert net.run_until(lambda: net.error(optimum) < tolerance, 900, every=10) < np.inf
+
+
+def test_a_rate_that_is_too_large_is_halved_until_it_converges() -> None:
+    net = Net(PROBLEM, 7, config(learning_rate=12 * PROBLEM.learning_rate()), loss=0.3, seed=6)
+    assert settled(net, 1500) < np.inf
+    halved = [report for _, _, report in net.reports if report.name == "step_size"]
+    assert 1 <= len(halved) <= 8
+    assert "lower learning-rate" in halved[0].values["reason"]
+    sane = Net(PROBLEM, 7, config(), loss=0.3, seed=6)
+    sane.run(200)
+    assert not [report for _, _, report in sane.reports if report.name == "step_size"]
+
+
+def test_w_and_a_may_be_different_trees() -> None:
+    peers = ids(*range(6))
+    root_, *others = peers
+    down = dict.fromkeys(others[:2], root_) | dict.fromkeys(others[2:], others[0])
+    up = {others[k + 1]: others[k] for k in range(4)} | {others[0]: root_}
+    for stay in (0.0, 0.2):
+        graph = trees(down, up, root_, stay)
+        net = Net(PROBLEM, 6, config(), topology=graph, loss=0.2, delay_s=0.2, seed=7)
+        assert settled(net, 1500) < np.inf
+
+
+def test_settings_that_cannot_work_are_named() -> None:
+    cases = [
+        ({"topology": "tree"}, "topology must be one of fleet, binary, star, line, ring"),
+        ({"topology": "ring", "local-steps": 5}, "local-steps must be 1 on a ring, not 5"),
+        ({"topology": "complete", "optimizer": "adam"}, "optimizer must be sgd on a complete"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, momentum, adam, not 'lion'"),
+        ({"learning-rate": 0.0}, "learning-rate must be above 0, not 0.0"),
+        ({"momentum": 1.0}, "momentum must be in"),
+        ({"fan-out": 0}, "fan-out must be at least 1, not 0"),
+        ({"lease-s": 0}, "lease-s must be above 0"),
+        ({"local-steps": 0}, "local-steps must be at least 1, not 0"),
+    ]
+    for values, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            algorithm_from_config("rfast", values)
+    graph = trees({}, {}, PeerId("someone else"))
+    with pytest.raises(ConfigError, match="p000 is not in the topology"):
+        Net(PROBLEM, 1, config(), topology=graph)
+
+
+def test_local_epochs_are_asked_for_in_the_corrected_form() -> None:
+    hand = Hand(0, size=1, local_steps=3)
+    (job,) = [e for e in hand.do(Start()) if isinstance(e, Compute)]
+    assert isinstance(job.job, CorrectedSteps)
+    np.testing.assert_array_equal(job.job.correction, np.zeros(4))
+    gradient = np.arange(4.0)
+    effects = hand.do(ComputeDone(job.job_id, GradientResult(gradient, 1)), later=1.0)
+    (job,) = [e for e in effects if isinstance(e, Compute)]
+    # Alone, the mean gradient at the root is one's own: nothing to correct.
+    np.testing.assert_array_equal(job.job.correction, np.zeros(4))
+    assert job.job.num_steps == 3
+    assert job.job.learning_rate == 0.1
+    plain = Hand(0, size=1)
+    (job,) = [e for e in plain.do(Start()) if isinstance(e, Compute)]
+    assert isinstance(job.job, Gradient)
