@@ -2,7 +2,7 @@
 
     MoshpitError
     ├── ConfigError              a wrong setting; the message names it and the cure
-    ├── SchemaError              two models do not have the same arrays; names the first that differs
+    ├── SchemaError              two models have other arrays; names the first that differs
     ├── TrainerError             the user's training code raised; names the client and the step
     ├── ProtocolError
     │   ├── LocalProtocolError   this program called a machine out of order: a bug of ours
