@@ -77,8 +77,10 @@ class Cells:
         if len(self._weights) > 1:
             self._mean = None
 
-    def add_training(self, base: Vector, trained: Vector, examples: float, alone: bool) -> None:
-        """Add examples * (trained - base) to the sum of w x.
+    def add_training(
+        self, base: Vector, trained: Vector, examples: float, alone: bool, most: float
+    ) -> None:
+        """Add examples * (trained - base) to the sum of w x, or `most` times the weight at most.
 
         Alone, or where the examples equal the weight, a vector that was `base` becomes `trained`
         bit for bit.
@@ -90,7 +92,7 @@ class Cells:
             self._vectors = [trained] * len(self._vectors)
             self._mean = trained
             return
-        scale = trained.dtype.type(1.0 if whole else examples / self.weight)
+        scale = trained.dtype.type(1.0 if whole else min(examples / self.weight, most))
         change = np.subtract(trained, base)
         change *= scale
         self._vectors = [_frozen(vector + change) for vector in self._vectors]

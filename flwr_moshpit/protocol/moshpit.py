@@ -146,6 +146,7 @@ class MoshpitPeer:
         self._trained: tuple[Vector, Trained] | None = None
         self._skip_training = False
         self._num_examples = 0
+        self._num_counted = 0.0
         self._local_s = config.local_s or 0.0
         self._until: int | None = 0
         self._sweep = False
@@ -350,12 +351,11 @@ class MoshpitPeer:
             new = max(0, result.num_examples - self._counted)
             self._counted += new
             self._cells.add_weight(float(new))
-            self._cells.add_training(base, result.params, float(result.num_examples), self._alone)
+            examples, alone = float(result.num_examples), len(self._view) <= 1
+            most = self.config.update_max_on(self._planner.num_axes)
+            self._num_counted = min(examples, most * self._cells.weight)
+            self._cells.add_training(base, result.params, examples, alone, most)
         return True
-
-    @property
-    def _alone(self) -> bool:
-        return len(self._view) <= 1
 
     def _meet(self, now: float) -> list[Effect]:
         """Go to the lobbies of this round's lines, under the newest plan."""
@@ -401,6 +401,7 @@ class MoshpitPeer:
             "round": self.round,
             "trained": self._trains_in(self.round),
             "examples": self._num_examples,
+            "counted": self._num_counted,
             "local_s": self._local_s if self._num_examples else 0.0,
             **round_values(self._seats, now, self._met_at),
         }
@@ -427,7 +428,7 @@ class MoshpitPeer:
         self._skip_training = later > 0
         self.round = Round(max(self.round + 1, later))
         self._seats = []
-        self._num_examples = 0
+        self._num_examples, self._num_counted = 0, 0.0
         self._forget()
         return effects + self._begin_round(now)
 

@@ -13,7 +13,8 @@ from flwr_moshpit.simulation.network import Network
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
 
-FAILED_ONCE = [11, 18, 34, 72, 75]
+FAILED_ONCE = [11, 18, 34, 75]
+FAILED_ONCE_AND_LONG = [72, 146, 182]
 
 
 def drawn_swarm(seed: int, rng: np.random.Generator) -> Swarm:
@@ -88,7 +89,8 @@ def survive(seed: int) -> None:
     net.average()
     net.advance(5)
     net.average()
-    assert net.consensus_distance() < 1e-9
+    assert net.consensus_distance() < 1e-9 * max(1, float(np.linalg.norm(net.mean())))
+    assert np.linalg.norm(net.mean()) < 100
     assert all(np.isfinite(net.vector(peer)).all() for peer in net.alive)
 
 
@@ -98,7 +100,13 @@ def test_what_failed_once(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("seed", FAILED_ONCE_AND_LONG)
+def test_what_failed_once_and_takes_long(seed):
+    survive(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(3))
 def test_drawn_schedules(block):
     for seed in range(1000 + 20 * block, 1020 + 20 * block):
         survive(seed)
