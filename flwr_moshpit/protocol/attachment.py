@@ -96,6 +96,7 @@ class TreeSeat:
         self._claimed_at = -inf
         self._serial = 0
         self._beat_at = -inf
+        self._settle_at = -inf
 
     # Looking for a parent.
 
@@ -142,6 +143,9 @@ class TreeSeat:
             if peer in self._leases.asks:
                 self.on_no_answer(peer, now)
             self._waiting.pop(peer, None)
+        if event.joined:
+            # After a partition views heal faster than records: old claims are all we have yet.
+            self._settle_at = now + self._identity.lease_s / 3
         self._reconsider(now)
         self.seek(now)
 
@@ -348,7 +352,7 @@ class TreeSeat:
         if not self.is_root or not self._active:
             return
         rivals = self._rivals()
-        if not rivals:
+        if not rivals or now < self._settle_at:
             return
         best = max(rivals, key=self._order)
         if self._order(best) > self._order(self._identity.me):
