@@ -34,6 +34,7 @@ from flwr_moshpit.protocol.machine import (
     PeerInfo,
     Publish,
     Received,
+    Record,
     Report,
     Send,
     Start,
@@ -93,10 +94,12 @@ class Driver:
         observers: Sequence[Observer] = (),
         recorder: Recorder | None = None,
         checkpoints: Checkpoints | None = None,
+        on_record: Callable[[Record], None] | None = None,
     ) -> None:
         """`join(address)` makes the membership when the transport knows this peer's address.
         `make(info, view)` makes the machine when the membership knows whether an earlier life of
         this peer was there (`info.incarnation`) and who else is. `compute` has been started.
+        `on_record` is told of every record that the membership learns, as the machine is.
         """
         self.finished = asyncio.Event()
         self.result: Vector | None = None
@@ -109,6 +112,7 @@ class Driver:
         self._observers = list(observers)
         self._recorder = recorder
         self._checkpoints = checkpoints
+        self._on_record = on_record
         self._membership: Membership | None = None
         self._machine: MachineThread | None = None
         self._early: list[tuple[Event, Taken]] = []
@@ -161,6 +165,20 @@ class Driver:
     def move(self, address: str) -> None:
         """From now others reach this peer at `address`, "host:port"."""
         self._tell_membership(Renewed(self.membership.claim.info, address))
+
+    def publish(self, record: Record) -> None:
+        """Spread a record of the host's own. Raises ValueError for one that cannot be spread."""
+        self._tell_membership(Publish(record))
+
+    async def model(self) -> tuple[Vector, float] | None:
+        """The machine's parameters, (d,), and its weight in the swarm's mean, both of this instant;
+        None before it has begun."""
+        if self._machine is None:
+            return None
+        found: tuple[Vector, float] = await self._machine.ask(
+            lambda machine: (machine.params, machine.weight)
+        )
+        return found
 
     async def snapshot(self) -> State | None:
         """The machine's, of this instant; None before it has begun."""
@@ -291,6 +309,8 @@ class Driver:
                         self._machine.put(effect)
                 case Learned():
                     self._put(effect)
+                    if self._on_record is not None:
+                        self._on_record(effect.record)
                 case Report():
                     self._observe(effect)
         self._changed.set()

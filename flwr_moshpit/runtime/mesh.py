@@ -181,28 +181,32 @@ class Mesh:
 
     async def _dial(self, neighbour: _Neighbour) -> None:
         """Try until there is a link, or a reason to give up what waits for it."""
-        peer = neighbour.peer
         try:
             for _ in range(BUSY_MAX):
                 await self._pause(neighbour)
-                neighbour.is_connecting = True
-                try:
-                    await self._connect(neighbour)
+                if self._is_superseded(neighbour) or await self._connect(neighbour):
                     return
-                except Breach as error:
-                    if error.reason != BUSY:
-                        raise
-                    neighbour.failures += 1
-                finally:
-                    neighbour.is_connecting = False
+                neighbour.failures += 1
             raise ConnectionError("says that it is dialling itself, and does not come")
         except (ConnectionError, Breach) as error:
+            if self._is_superseded(neighbour):
+                return
             self._count(error)
+            log.info(
+                "%s cannot reach %s at %s: %s", self.peer, neighbour.peer, neighbour.address, error
+            )
             neighbour.failures += 1
-            log.info("%s cannot reach %s at %s: %s", self.peer, peer, neighbour.address, error)
             neighbour.dialling = None
             if neighbour.outbox.clear():
-                self._on_link_lost(peer)
+                self._on_link_lost(neighbour.peer)
+
+    def _is_superseded(self, neighbour: _Neighbour) -> bool:
+        """Whether a link that came in has taken the place of this task, which was cancelled then.
+
+        That alone would not do: before Python 3.12 a cancelled `wait_for` that has a result, here
+        the news that the other side is busy, goes on with it.
+        """
+        return neighbour.dialling is not asyncio.current_task()
 
     async def _pause(self, neighbour: _Neighbour) -> None:
         if neighbour.failures:
@@ -210,20 +214,28 @@ class Mesh:
             pause_s = settings.backoff_s * 2.0 ** min(neighbour.failures - 1, 16)
             await asyncio.sleep(min(pause_s, settings.backoff_max_s) * random.uniform(0.5, 1.0))
 
-    async def _connect(self, neighbour: _Neighbour) -> None:
+    async def _connect(self, neighbour: _Neighbour) -> bool:
+        """Whether there is a link now. False: the other side says that it is dialling itself."""
         if neighbour.address is None:
             raise ConnectionError("its address is not known")
+        neighbour.is_connecting = True
         try:
             pipe, mine, theirs = await asyncio.wait_for(
                 self._greet(neighbour.peer, neighbour.address), self._settings.handshake_s
             )
         except asyncio.TimeoutError as error:
             raise ConnectionError("no answer") from error
-        neighbour.failures = 0
+        except Breach as error:
+            if error.reason != BUSY:
+                raise
+            return False
+        finally:
+            neighbour.is_connecting = False
         neighbour.dialling = None
         self._incarnations[neighbour.peer] = theirs.incarnation
         link = self._bind(neighbour, pipe, mine, theirs, dialled=True)
         self._spawn(self._carry(neighbour, link))
+        return True
 
     async def _greet(self, peer: PeerId, address: str) -> tuple[Pipe, Greeting, Greeting]:
         pipe = await self._carrier.dial(peer, address)
@@ -313,8 +325,10 @@ class Mesh:
         if neighbour.dialling is not None:
             neighbour.dialling.cancel()
             neighbour.dialling = None
+        neighbour.failures = 0
         if neighbour.link is not None:
             # The peer would not have dialled if it still had this one.
+            log.info("%s: %s has begun a new link", self.peer, neighbour.peer)
             neighbour.link.end("replaced")
             neighbour.link = None
             self._lose(neighbour)

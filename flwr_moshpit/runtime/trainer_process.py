@@ -189,7 +189,7 @@ def _bytes_of(array: Vector) -> memoryview:
 def _serve(pipe: Connection, task: Task) -> None:
     # Ctrl-C reaches the whole group of processes; the parent ends this one when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         trainer = task.make_trainer()
         offer = task.offer(trainer)
@@ -208,7 +208,8 @@ def _serve(pipe: Connection, task: Task) -> None:
             _send(pipe, answer)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Wait for the end of the process that has started this one, and end it too, at once."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -296,6 +296,10 @@ def test_twelve_peers_talk_all_at_once(kind: str) -> None:
             assert all(
                 numbers(one, other) == [0, 1, 2, 3, 4] for other in peers if other is not one
             )
+        # One link for each pair, although all have dialled at once, and nobody dials any more.
+        for one in peers:
+            await one.until(lambda: one.transport.num_links == 11)  # noqa: B023
+            assert all(each.dialling is None for each in one.transport._neighbours.values())
         assert [one.lost for one in peers] == [[]] * 12
         assert (
             sum(
