@@ -21,8 +21,8 @@ a path can be out of date, and two moves under stale paths can meet in a cycle.
 that hears of a better one among the living asks there. A better root whose label is not above the
 other's raises its term. Claims are published when made or changed, by roots only.
 
-Departs from ARCHITECTURE's first draft in gossiping claims but not attachments: the leases end an
-old edge before a new one begins, so that parents need not hear of it from others.
+Attachments need no gossip: a lease ends an old edge before a new one begins, so that no parent has
+to hear of its children from others.
 """
 
 from __future__ import annotations

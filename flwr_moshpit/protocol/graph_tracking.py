@@ -30,7 +30,7 @@ from math import inf
 import numpy as np
 
 from flwr_moshpit.protocol.ledger import InEdge, OutEdge, usable
-from flwr_moshpit.protocol.machine import PeerId, Record, Report, Vector, View, ViewChanged
+from flwr_moshpit.protocol.machine import PeerId, Record, Report, State, Vector, View, ViewChanged
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
 from flwr_moshpit.protocol.step_size import StepSize
 from flwr_moshpit.protocol.topology import Topology
@@ -99,6 +99,12 @@ class GraphTracking:
         core.step += 1
         core.contributors = len(core.view)
         self._mix(v, now)
+
+    def snapshot(self) -> State:
+        return {"scale": self._steps.scale}
+
+    def restore(self, state: State) -> None:
+        self._steps.scale = float(state["scale"])
 
     def look_after(self, now: float) -> None:
         if self._relay_due <= now:

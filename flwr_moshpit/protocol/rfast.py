@@ -33,22 +33,15 @@ import numpy as np
 from flwr_moshpit.config import RFast
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol import topology as topologies
+from flwr_moshpit.protocol.gradient_jobs import GradientJobs
 from flwr_moshpit.protocol.graph_tracking import GraphTracking
 from flwr_moshpit.protocol.leases import Leases
 from flwr_moshpit.protocol.ledger import CompensatedLedger, Ledger, SumLedger, usable
 from flwr_moshpit.protocol.machine import (
-    Cancel,
-    Compute,
     ComputeDone,
     ComputeFailed,
-    CorrectedSteps,
     Effect,
     Event,
-    Finish,
-    Gradient,
-    GradientResult,
-    Job,
-    JobId,
     Learned,
     LinkLost,
     PeerId,
@@ -123,17 +116,13 @@ class RFastPeer:
         )
         self._tracking = self._track(topology)
         self._due = math.inf
-        self._stopped = False
-        self._round = 0 if state is None else int(state["round"])
-        self._until_round: int | None = None
-        self._job: JobId | None = None
-        self._num_jobs = 0
-        self._job_params = x
-        self._job_step = 0
-        self._job_at = 0.0
-        self._own_gradient: Vector | None = None
-        self._has_heard = False
-        self._refused = 0
+        done = 0
+        if state is not None:
+            done = int(state["round"])
+            self._core.step = int(state["root_step"])
+            self._tracking.restore(state["tracking"])
+        self._jobs = GradientJobs(self._core, self._tracking, done)
+        self._started = self._stopped = False
 
     def _track(self, topology: Topology | None) -> Tracking:
         config = self._core.config
@@ -169,7 +158,7 @@ class RFastPeer:
     @property
     def round(self) -> int:
         """Training jobs done."""
-        return self._round
+        return self._jobs.round
 
     @property
     def tracked(self) -> Vector:
@@ -211,8 +200,7 @@ class RFastPeer:
     def _on_event(self, event: Event, now: float) -> None:
         match event:
             case ComputeDone():
-                if event.job_id == self._job:
-                    self._on_done(event.result, now)
+                self._jobs.on_done(event.job_id, event.result, now)
             case ViewChanged():
                 self._on_view(event, now)
             case Learned():
@@ -221,13 +209,16 @@ class RFastPeer:
                 if event.peer in self._core.leases.asks:
                     self._tracking.on_no_answer(event.peer, now)
             case ComputeFailed():
-                if event.job_id == self._job:
-                    self._core.emit(Report("training_failed", {"error": event.error}))
-                    self._end_job(now)
+                self._jobs.on_failed(event.job_id, event.error, now)
             case Start():
-                self._on_start(event, now)
+                if not self._started:
+                    self._started = True
+                    self._tracking.start(now)
+                self._jobs.start(event, now)
             case Stop():
-                self._on_stop()
+                self._jobs.stop()
+                self._tracking.stop()
+                self._stopped = True
 
     def snapshot(self) -> State:
         """Enough to go on as a new incarnation: its edges died with the old one. The sums on them
@@ -235,100 +226,16 @@ class RFastPeer:
         core = self._core
         state: State = {
             "incarnation": core.identity.incarnation,
-            "round": self._round,
+            "round": self._jobs.round,
             "params": core.x,
             "root_step": core.step,
-            "label": list(core.standing.label),
-            "rho": {peer: out.rho for peer, out in core.ledger.outs.items()},
-            "rho_buf": {peer: held.buf for peer, held in core.ledger.ins.items()},
+            "tracking": self._tracking.snapshot(),
+            "rho": {p: out.rho for p, out in core.ledger.outs.items() if out.rho is not None},
+            "rho_buf": {p: held.buf for p, held in core.ledger.ins.items() if held.buf is not None},
         }
         if core.ledger.gradient is not None:
             state["gradient"] = core.ledger.gradient
         return state
-
-    # Training.
-
-    def _on_start(self, event: Start, now: float) -> None:
-        core = self._core
-        first = not core.training and self._num_jobs == 0
-        self._until_round = event.until_round
-        core.training = True
-        if first:
-            self._tracking.start(now)
-        self._go_on(now)
-
-    def _on_stop(self) -> None:
-        core = self._core
-        core.training = False
-        if self._job is not None:
-            core.emit(Cancel(self._job))
-            self._job = None
-        self._tracking.stop()
-        self._stopped = True
-
-    def _go_on(self, now: float) -> None:
-        """The next job, or the end of training."""
-        core = self._core
-        if not core.training or self._job is not None:
-            return
-        if self._until_round is not None and self._round >= self._until_round:
-            core.training = False
-            core.emit(Finish(core.x))
-            return
-        self._num_jobs += 1
-        self._job = JobId(self._num_jobs)
-        self._job_params, self._job_step, self._job_at = core.x, core.step, now
-        core.emit(Compute(self._job, self._next_job()))
-
-    def _next_job(self) -> Job:
-        core, config = self._core, self._core.config
-        if config.local_steps == 1:
-            return Gradient(core.x)
-        correction = np.zeros_like(core.x)
-        if self._own_gradient is not None:
-            correction -= self._own_gradient
-            if core.direction is not None:
-                correction += core.direction
-        correction.setflags(write=False)
-        return CorrectedSteps(core.x, correction, config.local_steps, config.learning_rate)
-
-    def _on_done(self, result: object, now: float) -> None:
-        core, config = self._core, self._core.config
-        gradient = None
-        weight = 1.0
-        if isinstance(result, GradientResult):
-            gradient = np.asarray(result.gradient, dtype=core.x.dtype)
-            if config.weigh_examples:
-                weight = min(float(result.num_examples), config.weight_max)
-        if not usable(gradient, core.identity.dim, core.x.dtype) or weight <= 0:
-            self._refuse(core.identity.me, "no usable gradient", "training")
-            self._end_job(now)
-            return
-        assert gradient is not None
-        self._own_gradient = gradient
-        weighted = gradient if weight == 1.0 else gradient * core.x.dtype.type(weight)
-        core.ledger.set_gradient(weighted)
-        core.weight, core.seen = weight, self._job_step
-        took = now - self._job_at
-        core.period_s += (took - core.period_s) / (8 if core.period_s else 1)
-        staleness = core.step - self._job_step
-        self._tracking.step(now)
-        self._round += 1
-        values = {
-            "round": self._round,
-            "contributors": core.contributors,
-            "coverage": min(1.0, core.contributors / len(core.view)),
-            "staleness": staleness,
-        }
-        core.emit(Report("round", values))
-        self._job = None
-        self._go_on(now)
-
-    def _end_job(self, now: float) -> None:
-        """A job without a result counts, or a client that always fails would never end."""
-        self._job = None
-        self._round += 1
-        self._go_on(now)
 
     # Messages.
 
@@ -358,18 +265,8 @@ class RFastPeer:
             direction is None or usable(direction, dim, dtype)
         ):
             self._refuse(src, "not a usable vector", "Model")
-        elif self._tracking.on_model(src, message, now) and not self._has_heard:
-            self._has_heard = True
-            self._begin_again(now)
-
-    def _begin_again(self, now: float) -> None:
-        """A newcomer's first gradient should not be at a model that the others left long ago."""
-        old = self._own_gradient is not None or self._job is None
-        if not old and not np.array_equal(self._job_params, self._core.x):
-            assert self._job is not None
-            self._core.emit(Cancel(self._job))
-            self._job = None
-            self._go_on(now)
+        elif self._tracking.on_model(src, message, now):
+            self._jobs.heard_a_model(now)
 
     def _on_attach(self, src: PeerId, message: Attach, now: float) -> None:
         self._tracking.on_attach(src, message, now)
@@ -401,8 +298,8 @@ class RFastPeer:
             self._tracking.on_released(src, message, now)
 
     def _refuse(self, peer: PeerId, reason: str, what: str) -> None:
-        self._refused += 1
-        values = {"peer": peer, "reason": reason, "what": what, "count": self._refused}
+        self._jobs.refused += 1
+        values = {"peer": peer, "reason": reason, "what": what, "count": self._jobs.refused}
         self._core.emit(Report("refused", values))
 
     # Who is there.

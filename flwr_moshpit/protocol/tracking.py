@@ -9,7 +9,16 @@ from typing import Protocol
 from flwr_moshpit.config import RFast
 from flwr_moshpit.protocol.leases import Leases, Standing
 from flwr_moshpit.protocol.ledger import InEdge, Ledger, OutEdge
-from flwr_moshpit.protocol.machine import Effect, PeerId, Record, Send, Vector, View, ViewChanged
+from flwr_moshpit.protocol.machine import (
+    Effect,
+    PeerId,
+    Record,
+    Send,
+    State,
+    Vector,
+    View,
+    ViewChanged,
+)
 from flwr_moshpit.protocol.messages import (
     Attach,
     Detached,
@@ -128,6 +137,12 @@ class Tracking(Protocol):
     def step(self, now: float) -> None:
         """The peer has a new gradient: push, descend, mix, send."""
         ...
+
+    def snapshot(self) -> State:
+        """What a later incarnation should know beside the model."""
+        ...
+
+    def restore(self, state: State) -> None: ...
 
     def look_after(self, now: float) -> None:
         """Send what was held back, ask again."""

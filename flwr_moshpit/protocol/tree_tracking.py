@@ -19,7 +19,7 @@ import numpy as np
 
 from flwr_moshpit.protocol.attachment import TreeSeat
 from flwr_moshpit.protocol.ledger import InEdge, OutEdge, usable
-from flwr_moshpit.protocol.machine import PeerId, Record, Report, View, ViewChanged
+from flwr_moshpit.protocol.machine import PeerId, Record, Report, State, View, ViewChanged
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
 from flwr_moshpit.protocol.step_size import Optimizer, StepSize
 from flwr_moshpit.protocol.topology import Topology
@@ -55,6 +55,13 @@ class TreeTracking:
             self._spread(now)
         else:
             self._push(now)
+
+    def snapshot(self) -> State:
+        return {"scale": self._scale, "optimizer": self._optimizer.snapshot()}
+
+    def restore(self, state: State) -> None:
+        self._scale = float(state["scale"])
+        self._optimizer.restore(state["optimizer"])
 
     def look_after(self, now: float) -> None:
         if self._relay_due <= now:
@@ -102,6 +109,7 @@ class TreeTracking:
     def on_grant(self, parent: PeerId, message: Grant, now: float) -> None:
         if self.seat.on_grant(parent, message, now):
             self._steps = None
+            self._optimizer = Optimizer(self._core.config.optimizer, self._core.config.momentum)
             self._spread(now)
             self._push(now)
 
@@ -182,7 +190,6 @@ class TreeTracking:
         if self._steps is None:
             self._steps = StepSize(config.learning_rate, self._plan(core.view).hops + 1)
             self._steps.scale = self._scale
-            self._optimizer = Optimizer(config.optimizer, config.momentum)
         steps = self._steps
         norm = math.sqrt(float(np.dot(mean, mean)))
         halved = steps.watch(norm, below.contributors)

@@ -22,25 +22,29 @@ from flwr_moshpit.protocol.machine import (
     Gradient,
     GradientResult,
     JobId,
+    Learned,
     PeerId,
     PeerInfo,
+    Publish,
     Received,
+    Record,
     Report,
     Send,
     Start,
     Stop,
     TimerFired,
     View,
-    ViewChanged,
 )
 from flwr_moshpit.protocol.messages import (
     Attach,
+    Detach,
     Detached,
     EdgeId,
     Grant,
     Label,
     Model,
     Push,
+    RootClaim,
     Subtree,
 )
 from flwr_moshpit.protocol.rfast import RFastPeer
@@ -607,15 +611,46 @@ def test_stale_paths_cannot_close_a_cycle() -> None:
     assert hand.ids[2] in [dst for dst, _ in hand.sent(Grant)]
 
 
-def test_a_grant_below_ones_own_label_is_not_taken() -> None:
-    hand = attached_child()
-    hand.do(ViewChanged(View({p: PeerInfo(p) for p in hand.ids[1:]}), lost=(hand.ids[0],)))
-    hand.do(TimerFired(), later=20.0)
+def claims_to_be_root(peer: PeerId, live: int, term: int = 3, serial: int = 1) -> Learned:
+    return Learned(Record(("root", peer), (0, serial), RootClaim(term, live, float(live))))
+
+
+def test_a_root_that_hears_of_a_larger_tree_attaches_to_it() -> None:
+    hand = root()
+    hand.do(claims_to_be_root(hand.ids[3], live=5))
+    ((asked, attach),) = hand.sent(Attach)
+    assert asked == "p003"
+    assert hand.machine.is_root, "until it is granted"
+    hand.hear(3, Grant(attach.edge, 0, 0.0, Label(4, hand.ids[3], 0), (), -1, False))
+    assert hand.machine.parent == "p003"
+    assert not hand.machine.is_root
+    assert [e.record.value for e in hand.effects if isinstance(e, Publish)] == [None]
+
+
+def test_a_root_that_hears_of_a_smaller_tree_lets_it_attach() -> None:
+    hand = root()
+    edge = hand.attach(1)
+    hand.now += 2.0
+    hand.push(1, edge, 0, 1.0, subtree=Subtree(6, 6, 6.0, 0, 1.0))
+    hand.do(TimerFired(), later=1.0)
+    hand.do(claims_to_be_root(hand.ids[3], live=2, term=8))
+    assert not hand.sent(Attach)
+    (published,) = [e.record.value for e in hand.effects if isinstance(e, Publish)]
+    assert published == RootClaim(9, 7, 6.0), "the other's label is below this term"
+
+
+def test_a_grant_that_has_fallen_below_ones_own_label_is_not_taken() -> None:
+    """Two roots may ask each other, and both be granted: only one of the labels is the higher."""
+    hand = root()
+    hand.do(claims_to_be_root(hand.ids[3], live=5))
+    ((_, attach),) = hand.sent(Attach)
+    hand.attach(3, label=Label(7, hand.ids[3], 0))
+    ((_, grant),) = hand.sent(Grant)
+    assert grant.label == Label(8, hand.ids[0], 0), "a root raises its term to take somebody in"
+    hand.hear(3, Grant(attach.edge, 0, 0.0, Label(7, hand.ids[3], 1), (), -1, False))
     assert hand.machine.is_root
-    label = Label(1, hand.ids[1], 0)
-    edge = EdgeId(0, 99)
-    hand.hear(2, Grant(edge, 0, 0.0, label, (), -1, False))
-    assert hand.machine.is_root
+    assert (hand.ids[3], Detach(attach.edge)) in hand.sent(Detach)
+    assert not hand.machine.ledger.outs
 
 
 def test_a_full_peer_sends_newcomers_to_its_children() -> None:

@@ -1,0 +1,141 @@
+"""The training jobs of one R-FAST peer: one is always out, and the next one follows at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flwr_moshpit.protocol.ledger import usable
+from flwr_moshpit.protocol.machine import (
+    Cancel,
+    Compute,
+    CorrectedSteps,
+    Finish,
+    Gradient,
+    GradientResult,
+    Job,
+    JobId,
+    Report,
+    Start,
+    Vector,
+)
+from flwr_moshpit.protocol.tracking import Core, Tracking
+
+
+class GradientJobs:
+    """Asks for gradients at the model of the moment, and hands them to the ledger and `tracking`.
+
+    With `local_steps` above 1 it asks for corrected local epochs, y <- y - lr (grad(y) + h - g),
+    with h the mean gradient at the root and g the peer's own that is tracked so far.
+    """
+
+    def __init__(self, core: Core, tracking: Tracking, done: int) -> None:
+        self.round = done
+        """Jobs answered, by earlier incarnations too."""
+        self.refused = 0
+        """Messages and results that could not be used."""
+        self._core = core
+        self._tracking = tracking
+        self._until_round: int | None = None
+        self._job: JobId | None = None
+        self._num_jobs = 0
+        self._params = core.x
+        self._step = 0
+        self._began_at = 0.0
+        self._gradient: Vector | None = None
+        """The peer's newest, not weighted."""
+        self._has_heard = False
+
+    def start(self, event: Start, now: float) -> None:
+        self._until_round = event.until_round
+        self._core.training = True
+        self._go_on(now)
+
+    def stop(self) -> None:
+        self._core.training = False
+        self._cancel()
+
+    def on_done(self, job_id: JobId, result: object, now: float) -> None:
+        if job_id != self._job:
+            return
+        core, config = self._core, self._core.config
+        self._job = None
+        self.round += 1
+        gradient, weight = None, 1.0
+        if isinstance(result, GradientResult):
+            gradient = np.asarray(result.gradient, dtype=core.x.dtype)
+            if config.weigh_examples:
+                weight = min(float(result.num_examples), config.weight_max)
+        if gradient is None or not usable(gradient, core.identity.dim, core.x.dtype) or weight <= 0:
+            values = {"peer": core.identity.me, "reason": "no usable gradient", "what": "training"}
+            self.refused += 1
+            core.emit(Report("refused", {**values, "count": self.refused}))
+        else:
+            self._take(gradient, weight, now)
+        self._go_on(now)
+
+    def on_failed(self, job_id: JobId, error: str, now: float) -> None:
+        """A job without a result counts, or a client that always fails would never end."""
+        if job_id == self._job:
+            self._job = None
+            self.round += 1
+            self._core.emit(Report("training_failed", {"error": error}))
+            self._go_on(now)
+
+    def heard_a_model(self, now: float) -> None:
+        """A newcomer's first gradient should not be at a model that the others left long ago."""
+        if self._has_heard:
+            return
+        self._has_heard = True
+        is_first = self._gradient is None and self._job is not None
+        if is_first and not np.array_equal(self._params, self._core.x):
+            self._cancel()
+            self._go_on(now)
+
+    def _take(self, gradient: Vector, weight: float, now: float) -> None:
+        core = self._core
+        self._gradient = gradient
+        weighted = gradient if weight == 1.0 else gradient * core.x.dtype.type(weight)
+        core.ledger.set_gradient(weighted)
+        core.weight, core.seen = weight, self._step
+        took_s = now - self._began_at
+        core.period_s += (took_s - core.period_s) / (8 if core.period_s else 1)
+        staleness = core.step - self._step
+        self._tracking.step(now)
+        values = {
+            "round": self.round,
+            "contributors": core.contributors,
+            "coverage": min(1.0, core.contributors / len(core.view)),
+            "staleness": staleness,
+        }
+        core.emit(Report("round", values))
+
+    def _go_on(self, now: float) -> None:
+        """The next job, or the end of training."""
+        core = self._core
+        if not core.training or self._job is not None:
+            return
+        if self._until_round is not None and self.round >= self._until_round:
+            core.training = False
+            core.emit(Finish(core.x))
+            return
+        self._num_jobs += 1
+        self._job = JobId(self._num_jobs)
+        self._params, self._step, self._began_at = core.x, core.step, now
+        core.emit(Compute(self._job, self._next_job()))
+
+    def _next_job(self) -> Job:
+        core, config = self._core, self._core.config
+        if config.local_steps == 1:
+            return Gradient(core.x)
+        correction = np.zeros_like(core.x)
+        if self._gradient is not None:
+            correction -= self._gradient
+            if core.direction is not None:
+                correction += core.direction
+        correction.setflags(write=False)
+        return CorrectedSteps(core.x, correction, config.local_steps, config.learning_rate)
+
+    def _cancel(self) -> None:
+        if self._job is not None:
+            self._core.emit(Cancel(self._job))
+            self._job = None
