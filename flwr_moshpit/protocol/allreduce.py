@@ -48,6 +48,9 @@ from flwr_moshpit.protocol.messages import (
     Waiting,
 )
 
+COUNTER_MAX = 1 << 20
+"""No group has more versions than this."""
+
 SILENCES_MAX = 3
 """Unanswered questions after which a member counts as lost even if the membership sees it live."""
 
@@ -57,11 +60,15 @@ CERTAIN = ("dead", "unreachable", "silent", "gone")
 NOTHING = "nobody has anything to average"
 
 
-def well_formed(named: GroupNamed, me: PeerId, dim: int) -> str | None:
+def objection(named: GroupNamed, dim: int) -> str | None:
     """Why a group cannot be as it was named, or None."""
     peers = [member.peer for member in named.members]
-    if me not in peers or len({*peers}) < len(peers) or not {*peers} <= {*named.ranks}:
+    if not peers or len({*peers}) < len(peers) or not {*peers} <= {*named.ranks}:
         return "impossible members"
+    if not (
+        0 <= named.version.rank < len(named.ranks) and 0 <= named.version.counter < COUNTER_MAX
+    ):
+        return "impossible version"
     weights = [member.weight for member in named.members]
     if not all(math.isfinite(w) and w >= 0 for w in weights) or not math.isfinite(sum(weights)):
         return "bad weight"
@@ -132,6 +139,7 @@ class AllReduce:
         self._vector = vector
         self._alive = alive
         self._part_elems = part_elems
+        self._first = {member.peer: member for member in named.members}
         self._weights = {member.peer: member.weight for member in named.members}
         self._parts: dict[int, dict[PeerId, Vector]] = {}
         self._pieces: dict[int, tuple[int, PeerId]] = {}
@@ -188,17 +196,40 @@ class AllReduce:
                 if message.peer != self.me and src in self._weights:
                     return self._lose(message.peer, f"accused: {message.reason}", now)
             case Query():
-                return self._on_query(src, message)
+                if self._may_name(src, message.ballot):
+                    return self._on_query(src, message)
             case Answer():
-                return self._on_answer(src, message, now)
+                if self._may_name(None, message.ballot):
+                    return self._on_answer(src, message, now)
             case GroupNamed():
+                if not self._descends(message):
+                    return [Report("refused", {"peer": src, "reason": "forged", "what": "group"})]
                 if message.version > self.named.version and message.version >= self._promised:
                     return self._take_version(message, now)
             case Stands():
+                holders = [member.peer for member in message.named.members]
+                if not self._descends(message.named) or message.holder not in holders:
+                    return [Report("refused", {"peer": src, "reason": "forged", "what": "stands"})]
                 return self._on_stands(message, now)
             case Waiting():
                 self._progress_at = now
         return []
+
+    def _may_name(self, src: PeerId | None, ballot: Version) -> bool:
+        """Whether `ballot` can be, and is `src`'s own: nobody asks in another's name."""
+        ranks = self.named.ranks
+        possible = 0 <= ballot.rank < len(ranks) and 0 <= ballot.counter < COUNTER_MAX
+        return possible and src in (None, ranks[ballot.rank])
+
+    def _descends(self, named: GroupNamed) -> bool:
+        """Whether `named` can be a version of this group: fewer members, everything else alike."""
+        mine = self.named
+        alike = (named.group, named.ranks, named.dim) == (mine.group, mine.ranks, mine.dim)
+        return (
+            alike
+            and objection(named, mine.dim) is None
+            and all(self._first.get(member.peer) == member for member in named.members)
+        )
 
     def on_timer(self, now: float) -> list[Effect]:
         """Ask again for what has not come; who never answers is lost."""

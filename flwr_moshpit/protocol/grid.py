@@ -17,7 +17,10 @@ import math
 from functools import lru_cache
 
 from flwr_moshpit.protocol.machine import PeerId, Round, View
-from flwr_moshpit.protocol.messages import GroupKey, Plan, PlanId
+from flwr_moshpit.protocol.messages import ROUND_MAX, GroupKey, Plan, PlanId
+
+AXES_MAX = 32
+"""Two to the 32 peers would be too many."""
 
 BAND = 0.75
 """A grid keeps its shape while at least this share of its cells has a peer of its own: replanning
@@ -54,6 +57,18 @@ def _factorings(number: int, count: int, most: int) -> list[tuple[int, ...]]:
         if number % factor == 0 and factor**count >= number
         for rest in _factorings(number // factor, count - 1, factor)
     ]
+
+
+def objection(plan: Plan) -> str | None:
+    """Why a plan cannot be, or None."""
+    sides = plan.radices
+    if not (0 < len(sides) <= AXES_MAX and min(sides) >= 1):
+        return "impossible radices"
+    if math.prod(sides) != len(plan.holders):
+        return "the holders do not fill the grid"
+    if not (0 <= plan.from_round < ROUND_MAX and 0 < plan.id.term < ROUND_MAX):
+        return "impossible round or term"
+    return None
 
 
 def first_plan(plan_id: PlanId, view: View, size_max: int, from_round: Round) -> Plan:

@@ -11,6 +11,9 @@ from typing import ClassVar, NamedTuple
 
 from flwr_moshpit.protocol.machine import Delivery, Message, PeerId, Round, Vector
 
+ROUND_MAX = 1 << 31
+"""Rounds are numbered below this."""
+
 
 class PlanId(NamedTuple):
     """Identifies a plan; the highest wins."""

@@ -27,9 +27,10 @@ import numpy as np
 
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
-from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, unusable, well_formed
+from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, objection, unusable
 from flwr_moshpit.protocol.cells import Cells
 from flwr_moshpit.protocol.grid import grid_of
+from flwr_moshpit.protocol.grid import objection as unsound
 from flwr_moshpit.protocol.machine import (
     Cancel,
     Compute,
@@ -61,6 +62,7 @@ from flwr_moshpit.protocol.machine import (
 )
 from flwr_moshpit.protocol.matchmaking import GroupTerms, Rendezvous
 from flwr_moshpit.protocol.messages import (
+    ROUND_MAX,
     Accuse,
     Announce,
     Answer,
@@ -477,7 +479,13 @@ class MoshpitPeer:
         now: float,
     ) -> list[Effect]:
         key = message.key
+        last = max(key.round, message.round if isinstance(message, Late) else 0)
         grid = self._planner.grid_of(key.plan)
+        astray = grid is not None and key.axis != key.round % grid.num_axes
+        if not 0 <= key.round <= last < ROUND_MAX or astray:
+            reason = "impossible round"
+            what = type(message).__name__.lower()
+            return [Report("refused", {"peer": src, "reason": reason, "what": what})]
         newest = self._planner.newest
         if grid is None and (newest is None or key.plan > newest.id):
             return [Send(src, WhichPlan())]
@@ -552,9 +560,10 @@ class MoshpitPeer:
             decline = Accuse(named.group, self.me, "declines")
             heads = [peer for peer in named.ranks if peer != self.me]
             return [Send(heads[0], decline)] if heads else []
-        objection = well_formed(named, self.me, len(seat.vector))
-        if objection:
-            return [Report("refused", {"peer": src, "reason": objection, "what": "group"})]
+        reason = objection(named, len(seat.vector))
+        if reason or self.me not in (member.peer for member in named.members):
+            reason = reason or "without me"
+            return [Report("refused", {"peer": src, "reason": reason, "what": "group"})]
         seat.retry_at, seat.grouped_at = None, now
         part_elems = max(1, self.config.part_bytes // seat.vector.itemsize)
         seat.allreduce = AllReduce(
@@ -656,6 +665,10 @@ class MoshpitPeer:
         return effects
 
     def _on_plan(self, plan: Plan, now: float) -> list[Effect]:
+        reason = unsound(plan)
+        if reason:
+            who = plan.id.coordinator
+            return [Report("refused", {"peer": who, "reason": reason, "what": "plan"})]
         first = self._planner.newest is None
         if not self._planner.learn(plan):
             return []

@@ -1,0 +1,105 @@
+"""One peer's messages are changed at random on their way: nobody crashes, nobody hangs, and what
+the others hold stays finite. That they stay right is not claimed: that takes robust aggregation."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flwr_moshpit.config import Moshpit
+from flwr_moshpit.protocol.machine import Learned, PeerId, Record
+from flwr_moshpit.protocol.messages import Plan, PlanId, Share, Stands
+from flwr_moshpit.testing import Swarm
+from tests.trainers import QuadraticTrainer
+
+
+def changed(value, rng):
+    """`value` with one number or name somewhere inside it replaced."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return int(rng.choice([-1, 0, 1, 7, 1 << 20, (1 << 31) - 1, 1 << 62]))
+    if isinstance(value, float):
+        return float(rng.choice([-1.0, 0.0, 1e300, np.nan, np.inf]))
+    if isinstance(value, str):
+        return str(rng.choice(["", "nobody", "peer-0", "peer-1"]))
+    if isinstance(value, bytes):
+        return b"other"
+    if isinstance(value, np.ndarray):
+        return rng.choice([1.0, np.nan, 1e300]) * value[: rng.integers(0, len(value) + 1)]
+    if isinstance(value, tuple) and value:
+        index = int(rng.integers(len(value)))
+        items = [changed(item, rng) if k == index else item for k, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        if fields:
+            field = fields[int(rng.integers(len(fields)))]
+            return dataclasses.replace(
+                value, **{field.name: changed(getattr(value, field.name), rng)}
+            )
+    return value
+
+
+def net_of(seed):
+    algorithm = Moshpit(group_size=4, local_steps=2, part_bytes=1024, share_bytes_min=8)
+    trainer = QuadraticTrainer(dim=64, flops_per_example=5e9)
+    return Swarm(trainer, peers=7, algorithm=algorithm, seed=seed)
+
+
+@given(seed=st.integers(0, 2**32 - 1), probability=st.sampled_from([0.05, 0.5]))
+@settings(deadline=None, max_examples=40)
+def test_any_field_of_any_message(seed, probability):
+    rng = np.random.default_rng(seed)
+    net = net_of(seed)
+    net.tamper(lambda message: changed(message, rng), probability, src=6)
+    if seed % 2:
+        net.kill(3, during="allreduce")
+    net.run(rounds=3, sweep=True)
+    for peer in net.alive[:-1]:
+        assert np.isfinite(net.vector(peer)).all()
+
+
+def test_a_group_that_would_fill_the_memory_is_refused():
+    """A finished group whose share ends at 2^40 is announced to a member."""
+    net = net_of(1)
+
+    def forge(named):
+        share = Share(0, 1 << 40, named.ranks[0])
+        return Stands(dataclasses.replace(named, shares=(share,)), named.ranks[0])
+
+    net.tamper(lambda part: forge_from(part, net, forge), kind="Part", limit=3)
+    net.run(rounds=2, sweep=True)
+    assert {r.values["reason"] for _, _, r in net.history.named("refused")} >= {"forged"}
+
+
+def forge_from(part, net, forge):
+    for machine in net.engine.machines.values():
+        for seat in machine._seats:
+            if seat.allreduce and seat.allreduce.group == part.group:
+                return forge(seat.allreduce.named)
+    return part
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(PlanId(9, PeerId("x")), (), (), 0),
+        Plan(PlanId(9, PeerId("x")), (0,), (), 0),
+        Plan(PlanId(9, PeerId("x")), (1 << 40, 1 << 40), (PeerId("x"),), 0),
+        Plan(PlanId(9, PeerId("x")), (1,) * 1000, (PeerId("x"),), 0),
+        Plan(PlanId(9, PeerId("x")), (1,), (PeerId("x"),), 1 << 62),
+        Plan(PlanId(1 << 62, PeerId("x")), (1,), (PeerId("x"),), 0),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(plan):
+    net = net_of(1)
+    net.run(rounds=1)
+    for peer in net.alive:
+        machine = net.machine(peer)
+        effects = machine.handle(Learned(Record(("plan",), tuple(plan.id), plan)), net.now)
+        assert [effect.name for effect in effects] == ["refused"]
+    net.run(rounds=2, sweep=True)
+    assert net.consensus_distance() < 1e-12
