@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from flwr_moshpit.commands.network import add_commands as add_network_commands
 from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_compare(commands)
     _add_devices(commands)
+    add_network_commands(commands)
     _add_bench(commands)
     return parser
 

@@ -1,0 +1,126 @@
+"""`flwr-moshpit swarm`: an app's clients as processes of this machine, over gRPC and mutual TLS."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flwr_moshpit.commands.app_trainer import make_app_trainer
+from flwr_moshpit.commands.settings import DEFAULT_ROUNDS, RunSettings, gather, read_toml
+from flwr_moshpit.commands.simulate import next_run
+from flwr_moshpit.commands.swarm_results import EVENTS, SwarmResults
+from flwr_moshpit.commands.swarm_run import SwarmRun
+from flwr_moshpit.commands.swarm_table import SwarmTable
+from flwr_moshpit.errors import ConfigError, MoshpitError
+from flwr_moshpit.flower.app import App, load_app
+from flwr_moshpit.protocol.machine import PeerId, Start
+from flwr_moshpit.runtime.compute import MakeTrainer, Task
+from flwr_moshpit.runtime.driver import Schedule
+from flwr_moshpit.runtime.identity import DAY_S, Authority, Identity
+from flwr_moshpit.runtime.local_swarm import LocalSwarm
+from flwr_moshpit.runtime.peer import PeerSettings
+
+DEFAULT_PEERS = 8
+GATHER_S = 120.0
+"""How long the first peers wait for the last one to load its trainer."""
+
+_SIMULATED = ("fleet", "catalogue", "faults", "workers", "cost-as", "until")
+
+
+def swarm(
+    name: str,
+    *,
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    out: Path | None = None,
+    quiet: bool = False,
+) -> SwarmResults:
+    """Train the app called `name` with real processes, and write everything to `out`.
+
+    Raises ConfigError for a wrong setting, before anything is written, and TrainerError where the
+    app's code raises. Interrupted, the results say so and hold what was done until then.
+    """
+    app = load_app(name)
+    settings = swarm_settings(app, read_toml(config) if config is not None else {}, flags)
+    out = next_run(Path("runs")) if out is None else out
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"out {str(out)!r} is a file, not a folder")
+    # gRPC tells of every broken connection; so do this program's reports.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    table = SwarmTable(settings.peers, settings.rounds, quiet=quiet)
+    make_trainer = make_app_trainer(app, settings.app)
+    with (
+        tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as folder,
+        LocalSwarm(local_peers(app, settings, Path(folder))) as swarm,
+        SwarmRun(swarm, settings, make_trainer, out, table) as run,
+    ):
+        results = run.run()
+    results.save(out)
+    if not results.alive and not results.interrupted:
+        raise MoshpitError(f"no peer is left: see {out / EVENTS} for what they told")
+    console.print(results.table())
+    for file in sorted(path.name for path in out.iterdir()):
+        console.print(str(out / file))
+    return results
+
+
+def swarm_settings(app: App, file: Mapping[str, Any], flags: Mapping[str, Any]) -> RunSettings:
+    """As for `simulate`, without what only a simulation has. Raises ConfigError for that."""
+    for key in _SIMULATED:
+        if key in file or key in flags:
+            raise ConfigError(f"setting {key!r} is for `simulate`: here devices and time are real")
+    own = {key: value for key, value in app.config.items() if key not in _SIMULATED}
+    settings = gather({"peers": DEFAULT_PEERS, "rounds": DEFAULT_ROUNDS, **own}, file, flags)
+    if settings.peers < 2:
+        raise ConfigError(f"peers must be at least 2, not {settings.peers}: one has nobody to meet")
+    if getattr(settings.algorithm, "needs_server", False):
+        raise ConfigError(
+            f"algorithm {type(settings.algorithm).__name__} needs a server: there is none here"
+        )
+    return settings
+
+
+def local_peers(app: App, settings: RunSettings, folder: Path) -> list[PeerSettings]:
+    """One peer per client, under an authority made for this run in the private `folder`."""
+    authority = Authority.create(f"{app.name}-{os.getpid()}", valid_s=7 * DAY_S)
+    authority.save(folder)
+    schedule = Schedule(
+        start=Start(until_round=settings.rounds), gather_peers=settings.peers, gather_s=GATHER_S
+    )
+    make_trainer = make_app_trainer(app, settings.app)
+    width = len(str(settings.peers - 1))
+    identities = [authority.issue(PeerId(f"p{k:0{width}}")) for k in range(settings.peers)]
+    return [
+        _peer(identity, settings, make_trainer, client, schedule)
+        for client, identity in enumerate(identities)
+    ]
+
+
+def _peer(
+    identity: Identity,
+    settings: RunSettings,
+    make_trainer: MakeTrainer,
+    client: int,
+    schedule: Schedule,
+) -> PeerSettings:
+    task = Task(
+        make_trainer,
+        client,
+        settings.peers,
+        seed=(settings.seed, client),
+        initial_seed=settings.seed,
+        dtype=settings.dtype,
+    )
+    return PeerSettings(
+        identity=identity,
+        algorithm=settings.algorithm,
+        task=task,
+        schedule=schedule,
+        seed=settings.seed,
+    )

@@ -1,0 +1,102 @@
+"""What came out of a swarm of processes, in the files that a simulation writes too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flwr_moshpit.observe.json_lines import plain
+from flwr_moshpit.observe.text import duration, scaled
+
+EVENTS, SUMMARY, MODEL = "events.jsonl", "summary.json", "model.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The swarm's mean model at one instant."""
+
+    wall_s: float
+    """Since the first round began."""
+    round: int
+    """Completed by the median living peer."""
+    alive: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwarmResults:
+    """The outcome of a run. All times are real seconds on this machine."""
+
+    wall_s: float
+    """From the beginning of the first round to the end of the last peer's."""
+    start_s: float
+    """Before that: starting processes, loading trainers, finding each other."""
+    bytes: int
+    """Sent by all peers that ended by themselves, in frames, headers included."""
+    interrupted: bool
+    points: Sequence[Measured]
+    params: Mapping[str, np.ndarray[Any, Any]]
+    """The averaged arrays of the mean of the living peers' models at the end, by name."""
+    coverage: float | None
+    """Mean over all peers' rounds."""
+    wait_s: float | None
+    """Mean over all peers' rounds, from the end of training to the beginning of the exchange."""
+    alive: int
+    rounds: int
+    settings: Mapping[str, Any]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the mean model at the end."""
+        return self._last("accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        return self._last("loss")
+
+    def _last(self, metric: str) -> float | None:
+        return self.points[-1].metrics.get(metric) if self.points else None
+
+    def summary(self) -> dict[str, Any]:
+        """The run in numbers and text, as in `summary.json`. There is no digest: real time makes
+        every run different."""
+        return {
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "wall_s": self.wall_s,
+            "start_s": self.start_s,
+            "bytes": self.bytes,
+            "rounds": self.rounds,
+            "alive": self.alive,
+            "coverage": self.coverage,
+            "wait_s": self.wait_s,
+            "interrupted": self.interrupted,
+            **self.settings,
+        }
+
+    def table(self) -> str:
+        """The end of the run in two lines."""
+        parts = [] if self.accuracy is None else [f"accuracy {self.accuracy:.4f}"]
+        ended = "interrupted after" if self.interrupted else "done in"
+        parts.append(f"{ended} {duration(self.wall_s)} of real time")
+        parts.append(f"{scaled(self.bytes, 'B')} sent")
+        second = [f"{self.rounds} rounds", f"{self.alive}/{self.settings['peers']} peers"]
+        if self.coverage is not None:
+            second.append(f"mean coverage {100 * self.coverage:.1f} %")
+        if self.wait_s is not None:
+            second.append(f"mean wait {duration(self.wait_s)}")
+        second.append(f"{duration(self.start_s)} to start")
+        return f"{', '.join(parts)}\n{', '.join(second)}"
+
+    def save(self, folder: Path) -> None:
+        """Write summary.json and model.npz; events.jsonl was written while the run went on."""
+        folder.mkdir(parents=True, exist_ok=True)
+        summary = json.dumps(plain(self.summary()), indent=2, allow_nan=False)
+        (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
+        if self.params:
+            np.savez(folder / MODEL, **self.params)  # type: ignore[arg-type]

@@ -1,0 +1,269 @@
+"""One run of a swarm of processes, from its start to its results: listens, measures, ends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from flwr_moshpit.commands.settings import RunSettings
+from flwr_moshpit.commands.swarm_results import EVENTS, Measured, SwarmResults
+from flwr_moshpit.commands.swarm_table import PeerRow, SwarmTable
+from flwr_moshpit.errors import TrainerError
+from flwr_moshpit.observe.json_lines import JsonLines
+from flwr_moshpit.protocol.machine import PeerId, Report, Vector
+from flwr_moshpit.runtime.compute import MakeTrainer
+from flwr_moshpit.runtime.local_swarm import LocalSwarm
+from flwr_moshpit.runtime.worker import (
+    End,
+    Ended,
+    Failed,
+    Finished,
+    Gone,
+    Listening,
+    Loaded,
+    Model,
+    Reported,
+    TellModel,
+    Told,
+)
+from flwr_moshpit.vector import Layout
+
+SHARE_OF_TIME = 0.1
+"""Evaluations take at most about this share of the time: the peers need the processors."""
+END_S = 30.0
+"""How long peers may take to wind down, after which they are killed."""
+
+
+class SwarmRun:
+    """Drives one `LocalSwarm` to its end. `trainer` and `swarm` are there for who follows it."""
+
+    def __init__(
+        self,
+        swarm: LocalSwarm,
+        settings: RunSettings,
+        make_trainer: MakeTrainer,
+        out: Path,
+        table: SwarmTable,
+    ) -> None:
+        self.swarm = swarm
+        self.trainer = make_trainer()
+        self.trainer.prepare(settings.peers, settings.dtype)
+        self.points: list[Measured] = []
+        self.table = table
+        self._settings = settings
+        self._mean: Vector = self.trainer.initial_params(settings.seed)
+        self._table = table
+        self._rows = table.rows
+        self._write = JsonLines(out / EVENTS)
+        self._models: dict[PeerId, Model] = {}
+        self._asked: dict[PeerId, None] = {}
+        """Peers whose model is on its way."""
+        self._measured_round = 0
+        self._next_measure_at = 0.0
+        self._finished: dict[PeerId, None] = {}
+        self._ended: dict[PeerId, None] = {}
+        self._began_at: float | None = None
+        self._done_at: float | None = None
+        self._sent_bytes = 0
+        self._coverages: list[float] = []
+        self._waits_s: list[float] = []
+        self._exit = ExitStack()
+
+    def __enter__(self) -> SwarmRun:
+        self._rows.update({peer: PeerRow() for peer in self.swarm.living})
+        self._exit.enter_context(self._table)
+        self._exit.enter_context(self._write)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+
+    def run(self) -> SwarmResults:
+        """Until every living peer has finished, or Ctrl-C. Raises what stops a peer from training:
+        ConfigError, or TrainerError where the app's code raises."""
+        interrupted = False
+        try:
+            while not self.done:
+                self.step()
+        except KeyboardInterrupt:
+            interrupted = True
+        return self.end(interrupted)
+
+    @property
+    def done(self) -> bool:
+        """Whether all who live have finished."""
+        return not self.swarm.living or all(peer in self._finished for peer in self.swarm.living)
+
+    def step(self, ends_at: float | None = None) -> tuple[PeerId, Told] | None:
+        """Take in what some peer tells next, by `ends_at`."""
+        told = self.swarm.next(ends_at)
+        if told is not None:
+            self._take(*told)
+        return told
+
+    def measure(self) -> None:
+        """Ask for all models; when they are here, their mean is evaluated."""
+        if self._asked:
+            return
+        self._models.clear()
+        self._asked = dict(self.swarm.living)
+        for peer in self._asked:
+            self.swarm.tell(peer, TellModel())
+
+    def end(self, interrupted: bool) -> SwarmResults:
+        """Let all end, with their last models, and say what came out."""
+        self._done_at = time.monotonic()
+        if self.swarm.living and self._began_at is not None:
+            self._asked.clear()
+            self._models.clear()
+        for peer in self.swarm.living:
+            self.swarm.tell(peer, End())
+        alive = len(self.swarm.living)
+        ends_at = time.monotonic() + END_S
+        while any(peer not in self._ended for peer in self.swarm.living):
+            told = self.swarm.next(ends_at)
+            if told is None:
+                break
+            self._take(*told)
+        if self._models:
+            self._evaluate(alive)
+        return self._results(interrupted, alive)
+
+    # What peers tell
+
+    def _take(self, peer: PeerId, told: Told) -> None:
+        row = self._rows[peer]
+        match told:
+            case Loaded():
+                row.state = "loaded"
+            case Listening():
+                row.state = "joining"
+            case Reported():
+                self._report(peer, row, told)
+            case Finished():
+                row.state = "finished"
+                self._finished[peer] = None
+            case Model():
+                self._models[peer] = told
+                self._answered(peer)
+            case Failed():
+                raise told.error()
+            case Ended():
+                self._ended[peer] = None
+                self._sent_bytes += told.sent_bytes
+            case Gone():
+                if peer not in self._ended:
+                    row.state = "dead"
+                    self._table.alive -= 1
+                self._answered(peer)
+        self._table.update()
+
+    def _report(self, peer: PeerId, row: PeerRow, told: Reported) -> None:
+        report = told.report
+        self._write(told.at - self.swarm.began_at, peer, report)
+        if report.name == "training_failed" and self._done_at is None:
+            raise TrainerError(str(report.values["error"]))
+        if self._began_at is None and report.name in ("plan", "group", "round"):
+            self._began_at = told.at
+        if report.name != "round":
+            return
+        values = report.values
+        row.state = "training"
+        row.completed += 1
+        row.coverage = float(values.get("coverage", 1.0))
+        row.contributors = int(values.get("contributors", 1))
+        row.bytes_sent += int(values.get("bytes_sent", 0))
+        self._coverages.append(row.coverage)
+        if "wait_s" in values:
+            row.wait_s, row.allreduce_s = float(values["wait_s"]), float(values["allreduce_s"])
+            self._waits_s.append(row.wait_s)
+        self._advance()
+
+    def _advance(self) -> None:
+        living = self.swarm.living
+        completed = sorted(self._rows[peer].completed for peer in living)
+        median = completed[len(completed) // 2] if completed else self._table.round
+        rounds = self._settings.rounds
+        self._table.round = median if rounds is None else min(median, rounds)
+        if median > self._measured_round and time.monotonic() >= self._next_measure_at:
+            self.measure()
+
+    # The mean model
+
+    def _answered(self, peer: PeerId) -> None:
+        if self._asked.pop(peer, peer) is None and not self._asked and self._done_at is None:
+            self._evaluate(len(self._models))
+
+    def _evaluate(self, alive: int) -> None:
+        began_at = time.monotonic()
+        total = math.fsum(model.weight for model in self._models.values())
+        if total > 0:
+            mean = np.zeros(self._mean.shape, np.float64)
+            for model in self._models.values():
+                mean += model.weight / total * model.params
+            self._mean = mean.astype(self._mean.dtype)
+            self._mean.setflags(write=False)
+        metrics = dict(self.trainer.evaluate(self._mean).metrics)
+        now = time.monotonic()
+        self._next_measure_at = now + (now - began_at) / SHARE_OF_TIME
+        self._measured_round = self._table.round
+        since = began_at if self._began_at is None else self._began_at
+        self.points.append(Measured(began_at - since, self._table.round, alive, metrics))
+        self._table.accuracy = metrics.get("accuracy")
+        self._table.loss = metrics.get("loss")
+        values = {**metrics, "round": self._table.round, "alive": alive}
+        self._write(began_at - self.swarm.began_at, None, Report("swarm", values))
+
+    def _results(self, interrupted: bool, alive: int) -> SwarmResults:
+        assert self._done_at is not None
+        began_at = self._done_at if self._began_at is None else self._began_at
+        return SwarmResults(
+            wall_s=self._done_at - began_at,
+            start_s=began_at - self.swarm.began_at,
+            bytes=self._sent_bytes,
+            interrupted=interrupted,
+            points=self.points,
+            params=_arrays(self.trainer.layout, self._mean) if self.points else {},
+            coverage=float(np.mean(self._coverages)) if self._coverages else None,
+            wait_s=float(np.mean(self._waits_s)) if self._waits_s else None,
+            alive=alive,
+            rounds=self._table.round,
+            settings=_described(self._settings),
+        )
+
+
+def _arrays(layout: Layout, vector: Vector) -> dict[str, Any]:
+    """The averaged arrays; what each client keeps for itself is nobody else's."""
+    return Layout(layout.averaged, (), layout.dtype.name).unflatten(vector)
+
+
+def _described(settings: RunSettings) -> dict[str, Any]:
+    algorithm = settings.algorithm
+    names = [field.name for field in dataclasses.fields(algorithm)]
+    try:
+        here = version("flwr-moshpit")
+    except PackageNotFoundError:
+        here = None
+    return {
+        "algorithm": type(algorithm).__name__,
+        "algorithm_settings": {name: getattr(algorithm, name) for name in names},
+        "peers": settings.peers,
+        "seed": settings.seed,
+        "until_round": settings.rounds,
+        "dtype": settings.dtype,
+        "transport": "gRPC over mutual TLS, one process per peer and one per trainer",
+        "version": here,
+    }

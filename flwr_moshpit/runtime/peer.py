@@ -1,0 +1,115 @@
+"""One peer put together: who it is, what it trains, whom it knows, and the driver that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.observe.observer import Observer
+from flwr_moshpit.protocol.machine import PeerId, PeerInfo, Record, View
+from flwr_moshpit.protocol.membership import Membership
+from flwr_moshpit.runtime.checkpoint import Checkpoints
+from flwr_moshpit.runtime.compute import Compute, Offer, Task
+from flwr_moshpit.runtime.driver import Buildable, Driver, Schedule
+from flwr_moshpit.runtime.grpc_transport import GrpcTransport
+from flwr_moshpit.runtime.identity import Identity
+from flwr_moshpit.runtime.trace import Recipe, Recorder
+from flwr_moshpit.runtime.wire import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """All that one peer of a swarm is made of."""
+
+    identity: Identity
+    algorithm: Any
+    """Settings, such as `config.Moshpit()`."""
+    task: Task
+    contacts: Mapping[PeerId, str] = field(default_factory=dict)
+    """Addresses, "host:port", of peers that may be there already."""
+    bind: str = "127.0.0.1:0"
+    advertised: str | None = None
+    """Where others reach this peer, if that is not where it listens."""
+    schedule: Schedule = field(default_factory=Schedule)
+    seed: int = 0
+    state: Path | None = None
+    """Where checkpoints are kept, and where an earlier life's are found."""
+    trace: Path | None = None
+
+
+class Peer:
+    """A peer that is about to run: `driver`, over `transport`."""
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        compute: Compute,
+        offer: Offer,
+        *,
+        observers: Sequence[Observer] = (),
+        on_address: Callable[[str], None] = lambda address: None,
+        on_record: Callable[[Record], None] | None = None,
+        wrap: Callable[[Recipe], Buildable] = lambda recipe: recipe,
+    ) -> None:
+        """`compute` has been started and has given `offer`. `on_address` is told where this peer
+        listens, as soon as it does. `wrap`: puts something around the machine, to watch it. Raises
+        ConfigError for a state of another peer, or a folder or file that cannot be written."""
+        self._settings = settings
+        self._offer = offer
+        self._on_address = on_address
+        self._wrap = wrap
+        checkpoints = None if settings.state is None else Checkpoints(settings.state)
+        saved = None if checkpoints is None else checkpoints.load()
+        self._state = None if saved is None else saved.content["machine"]
+        self.incarnation = 0 if saved is None else int(saved.content["incarnation"]) + 1
+        """How often this peer was started before, as far as its own state tells."""
+        known = {} if saved is None else saved.content["addresses"]
+        if saved is not None and saved.content["peer"] != settings.identity.peer:
+            raise ConfigError(
+                f"state {settings.state} is of {saved.content['peer']}, not of "
+                f"{settings.identity.peer}: give each peer a folder of its own"
+            )
+        self._contacts = {**known, **settings.contacts}
+        self.transport = GrpcTransport(
+            settings.identity,
+            settings.bind,
+            Limits(len(offer.params)),
+            advertised=settings.advertised,
+            incarnation=self.incarnation,
+        )
+        self.driver = Driver(
+            self.transport,
+            self._join,
+            self._make,
+            compute,
+            schedule=settings.schedule,
+            observers=observers,
+            recorder=None if settings.trace is None else Recorder(settings.trace),
+            checkpoints=checkpoints,
+            on_record=on_record,
+        )
+
+    def _join(self, address: str) -> Membership:
+        self._on_address(address)
+        settings = self._settings
+        rng = np.random.default_rng([settings.seed, settings.task.client, self.incarnation])
+        info = PeerInfo(settings.identity.peer, self.incarnation)
+        return Membership(info, address, self._contacts, rng)
+
+    def _make(self, info: PeerInfo, view: View) -> Buildable:
+        settings = self._settings
+        recipe = Recipe(
+            settings.algorithm,
+            info,
+            self._offer.params,
+            view,
+            (settings.seed, settings.task.client),
+            self._offer.schema,
+            self._state,
+        )
+        return self._wrap(recipe)
