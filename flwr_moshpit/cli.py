@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from flwr_moshpit.commands.network import add_commands as add_network_commands
+from flwr_moshpit.config import ALGORITHMS
 from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -97,7 +98,7 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     add("--catalogue", metavar="FILE", help="a TOML file with devices and links of your own")
     add("--rounds", type=int, metavar="N", help="stop after N rounds")
     add("--until", metavar="TIME", help="stop at this virtual time: seconds, or as 90m, 3h")
-    add("--algorithm", metavar="NAME", help="moshpit or fedavg")
+    add("--algorithm", metavar="NAME", help=f"one of {', '.join(ALGORITHMS)}")
     add("--group-size", type=int, metavar="M", help="most peers that average together")
     add("--local-steps", type=int, metavar="N", help="optimizer steps between two rounds")
     add("--local-s", type=float, metavar="S", help="or seconds of training between two rounds")
