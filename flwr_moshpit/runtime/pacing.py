@@ -2,18 +2,16 @@
 
 Heartbeats share the link with models. Whatever lies before them, in the kernel or at a slow
 uplink, delays them, and a peer whose heartbeats come late is taken for dead. So the bytes under way
-are kept to about what the link carries in its round trip and a fifth of a second more, in the
-manner of LEDBAT (RFC 6817): more while receipts come back quickly, less when they take longer.
+are kept to what the link carries in its round trip and a fifth of a second more, which is seen from
+how long receipts take (as TCP Vegas and LEDBAT, RFC 6817, do it).
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-QUICK_S = 0.1
-"""Receipts that take no longer than this beyond the shortest round trip let the window grow."""
-SLOW_S = 0.25
-"""Longer than this, and it shrinks."""
+QUEUE_S = 0.2
+"""How long the queue may be."""
 LEAST_BYTES = 1 << 16
 FIRST_BYTES = 1 << 18
 
@@ -74,15 +72,14 @@ class Pacer:
             round_trip_s = now - asked_at
             if self.round_trip_s is None or round_trip_s < self.round_trip_s:
                 self.round_trip_s = round_trip_s
-            if asked > self._changed:
-                self._judge(round_trip_s - self.round_trip_s, was_full)
+            # Twice at most, up or down: one receipt that was late for other reasons says little.
+            fit = min(2.0, max(0.5, (self.round_trip_s + QUEUE_S) / max(round_trip_s, 1e-6)))
+            if asked > self._changed and (was_full or fit < 1.0):
+                self._resize(int(self.window_bytes * fit))
 
-    def _judge(self, queue_s: float, was_full: bool) -> None:
-        before = self.window_bytes
-        if queue_s > SLOW_S:
-            shrunk = int(self.window_bytes * max(0.5, SLOW_S / queue_s))
-            self.window_bytes = max(shrunk, min(LEAST_BYTES, self._most_bytes))
-        elif was_full and queue_s < QUICK_S:
-            self.window_bytes = min(2 * self.window_bytes, self._most_bytes)
-        if self.window_bytes != before:
+    def _resize(self, window_bytes: int) -> None:
+        least = min(LEAST_BYTES, self._most_bytes)
+        window_bytes = min(max(window_bytes, least), self._most_bytes)
+        if window_bytes != self.window_bytes:
+            self.window_bytes = window_bytes
             self._changed = self._last

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flwr_moshpit.errors import TransportError
-from flwr_moshpit.protocol import messages
+from flwr_moshpit.protocol import membership_messages, messages
 from flwr_moshpit.protocol.machine import PeerId, Round
 from flwr_moshpit.runtime import certificates, grpc_transport, wire
 from flwr_moshpit.runtime import peer_pb2 as pb
@@ -455,10 +455,11 @@ def test_a_port_that_is_taken_is_an_error_with_a_name() -> None:
 
 
 class Proxy:
-    """Passes TCP on, until it is told to swallow everything."""
+    """Passes TCP on, at some rate if asked to, until it is told to swallow everything."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, bytes_per_s: float | None = None) -> None:
         self._target = target
+        self._bytes_per_s = bytes_per_s
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._open = asyncio.Event()
@@ -490,6 +491,8 @@ class Proxy:
         try:
             while data := await reader.read(1 << 16):
                 await self._open.wait()
+                if self._bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / self._bytes_per_s)
                 writer.write(data)
                 await writer.drain()
         finally:
@@ -517,6 +520,30 @@ def test_a_line_that_goes_dead_without_a_word_is_noticed(monkeypatch: pytest.Mon
         a.transport.set_address(B, b.transport.address)
         a.send(b, messages.Gone(GROUP))
         await b.until(lambda: b.came_from(a)[-1] == messages.Gone(GROUP))
+
+    run(scenario)
+
+
+@pytest.mark.slow
+def test_heartbeats_get_through_a_slow_line_that_is_full() -> None:
+    async def scenario(site: Site) -> None:
+        a = await site.station(AUTHORITY.issue(A))
+        b = await site.station(AUTHORITY.issue(B))
+        proxy = Proxy(b.transport.address, bytes_per_s=1e6)
+        await proxy.start()
+        site.later(proxy.close)
+        a.transport.set_address(B, proxy.address)
+        vector = np.zeros(1 << 18, np.float32)
+        for number in range(6):
+            a.send(b, messages.Part(GROUP, number, vector))
+        await b.until(lambda: b.inbox != [])
+        # The line is full now, and stays so for five seconds.
+        before = len(b.inbox)
+        while len(b.came_from(a)) < before + 25:
+            a.send(b, membership_messages.Vouch(B))
+            await asyncio.sleep(0.05)
+        parts = [each for each in b.came_from(a) if isinstance(each, messages.Part)]
+        assert len(parts) < 6
 
     run(scenario)
 
