@@ -192,12 +192,19 @@ class MoshpitPeer:
         return {
             "round": int(self.round),
             "phase": self.phase.value,
+            "phase_began_at": self._phase_began_at,
             "cells": self._cells.snapshot(),
             "counted": self._counted,
             "local_s": self._local_s,
             "plan": plan and [list(plan.id), list(plan.radices), list(plan.holders)],
             "waits_for": [seat.waits_for() for seat in self._seats],
         }
+
+    @property
+    def _phase_began_at(self) -> float:
+        if self.phase is Phase.TRAINING and self._training is not None:
+            return self._training.began_at
+        return self._met_at
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:

@@ -57,6 +57,23 @@ def public_key(key_pem: bytes) -> bytes:
     return _public_pem(_load_key(key_pem).public_key())
 
 
+def sign(key_pem: bytes, content: bytes) -> bytes:
+    """A signature of `content`, ECDSA with SHA-256."""
+    return _load_key(key_pem).sign(content, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signed(certificate_pem: bytes, content: bytes, signature: bytes) -> bool:
+    """Whether the owner of this certificate's key has signed `content`."""
+    key = load_certificate(certificate_pem).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
 def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, password=None)

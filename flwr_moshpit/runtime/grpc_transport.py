@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -31,6 +32,7 @@ class GrpcTransport(Mesh):
     """A `Transport` between processes. `bind`: "HOST:PORT" to listen on, port 0 for a free one.
 
     `advertised`: the address that others should dial, where it differs from the one bound.
+    `services`: generic handlers of other services to offer on the same port.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class GrpcTransport(Mesh):
         advertised: str | None = None,
         incarnation: int = 0,
         settings: Settings | None = None,
+        services: Sequence[Any] = (),
     ) -> None:
         settings = settings or Settings()
-        carrier = GrpcCarrier(identity, bind, advertised, limits, settings.handshake_s)
+        carrier = GrpcCarrier(identity, bind, advertised, limits, settings.handshake_s, services)
         super().__init__(
             identity.swarm,
             identity.peer,
@@ -66,11 +69,13 @@ class GrpcCarrier:
         advertised: str | None,
         limits: Limits,
         handshake_s: float,
+        services: Sequence[Any] = (),
     ) -> None:
         self._identity = identity
         self._bind = bind
         self._advertised = advertised
         self._handshake_s = handshake_s
+        self._services = services
         self.refusals: Counter[str] = Counter()
         self._options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", limits.frame_bytes),
@@ -99,7 +104,7 @@ class GrpcCarrier:
         ]
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})]
+            [grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._services]
         )
         try:
             port = self._server.add_secure_port(self._bind, self._identity.server_credentials())
