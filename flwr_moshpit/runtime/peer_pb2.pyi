@@ -252,20 +252,22 @@ class Announce(_message.Message):
     def __init__(self, key: _Optional[_Union[GroupKey, _Mapping]] = ..., eta_s: _Optional[float] = ..., local_s: _Optional[float] = ...) -> None: ...
 
 class Arrive(_message.Message):
-    __slots__ = ("key", "weight", "dim", "schema", "sweep", "local_s")
+    __slots__ = ("key", "weight", "dim", "schema", "incarnation", "sweep", "local_s")
     KEY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
     LOCAL_S_FIELD_NUMBER: _ClassVar[int]
     key: GroupKey
     weight: float
     dim: int
     schema: bytes
+    incarnation: int
     sweep: bool
     local_s: float
-    def __init__(self, key: _Optional[_Union[GroupKey, _Mapping]] = ..., weight: _Optional[float] = ..., dim: _Optional[int] = ..., schema: _Optional[bytes] = ..., sweep: bool = ..., local_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[GroupKey, _Mapping]] = ..., weight: _Optional[float] = ..., dim: _Optional[int] = ..., schema: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., sweep: bool = ..., local_s: _Optional[float] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("key", "sweep")
@@ -326,14 +328,16 @@ class Version(_message.Message):
     def __init__(self, counter: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "weight", "num_cells")
+    __slots__ = ("peer", "weight", "num_cells", "incarnation")
     PEER_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_CELLS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     peer: str
     weight: float
     num_cells: int
-    def __init__(self, peer: _Optional[str] = ..., weight: _Optional[float] = ..., num_cells: _Optional[int] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, peer: _Optional[str] = ..., weight: _Optional[float] = ..., num_cells: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("begin", "end", "reducer")
@@ -346,13 +350,14 @@ class Share(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., reducer: _Optional[str] = ...) -> None: ...
 
 class GroupNamed(_message.Message):
-    __slots__ = ("group", "version", "members", "shares", "ranks", "dim", "stall_s")
+    __slots__ = ("group", "version", "members", "shares", "ranks", "dim", "part_elems", "stall_s")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
+    PART_ELEMS_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     group: GroupId
     version: Version
@@ -360,8 +365,9 @@ class GroupNamed(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[Share]
     ranks: _containers.RepeatedScalarFieldContainer[str]
     dim: int
+    part_elems: int
     stall_s: float
-    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., ranks: _Optional[_Iterable[str]] = ..., dim: _Optional[int] = ..., stall_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., ranks: _Optional[_Iterable[str]] = ..., dim: _Optional[int] = ..., part_elems: _Optional[int] = ..., stall_s: _Optional[float] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("group", "offset", "data")
@@ -410,10 +416,12 @@ class Waiting(_message.Message):
     def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ...) -> None: ...
 
 class Gone(_message.Message):
-    __slots__ = ("group",)
+    __slots__ = ("group", "finished")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     group: GroupId
-    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ...) -> None: ...
+    finished: bool
+    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., finished: bool = ...) -> None: ...
 
 class Accuse(_message.Message):
     __slots__ = ("group", "peer", "reason")
@@ -434,14 +442,12 @@ class Query(_message.Message):
     def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., ballot: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("group", "ballot", "finished")
+    __slots__ = ("group", "ballot")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
     group: GroupId
     ballot: Version
-    finished: bool
-    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., ballot: _Optional[_Union[Version, _Mapping]] = ..., finished: bool = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., ballot: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
 
 class Stands(_message.Message):
     __slots__ = ("named", "holder")

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from flwr_moshpit.protocol import membership_messages, messages
 from flwr_moshpit.protocol.baselines import messages as rivals
-from flwr_moshpit.protocol.machine import Message, PeerId, Record
+from flwr_moshpit.protocol.machine import Message, PeerId, Record, Round
 
 DIM = 64
 
@@ -72,16 +72,43 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def composite(cls: type) -> st.SearchStrategy[Any]:
-    hints = typing.get_type_hints(cls)
-    names = (
-        [field.name for field in dataclasses.fields(cls)]
-        if dataclasses.is_dataclass(cls)
-        else cls._fields  # type: ignore[attr-defined]
-    )
-    fields = {name: strategy(hints[name]) for name in names}
+    fields = {name: strategy(hint) for name, hint in _fields(cls).items()}
     if cls is membership_messages.Claim:
         fields["status"] = st.sampled_from(sorted(membership_messages.RANKS))
     return st.builds(cls, **fields)
+
+
+def _fields(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass or a named tuple, with their types."""
+    hints = typing.get_type_hints(cls)
+    if dataclasses.is_dataclass(cls):
+        return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return {name: hints[name] for name in getattr(cls, "_fields", ())}
+
+
+GROUP = messages.GroupId(
+    messages.GroupKey(messages.PlanId(3, PeerId("a")), Round(5), 0, 2), PeerId("a"), 7
+)
+
+
+def example(cls: type, **fields: Any) -> Any:
+    """One of `cls` with these fields; the others are as empty as they can be."""
+    return cls(**{name: fields.get(name, _empty(hint)) for name, hint in _fields(cls).items()})
+
+
+def _empty(hint: Any) -> Any:
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
+    origin = typing.get_origin(hint)
+    if hint is messages.GroupId:
+        return GROUP
+    if origin is tuple:
+        return ()
+    if origin is np.ndarray:
+        return np.zeros(0, np.float32)
+    if origin in (Union, types.UnionType):
+        return None
+    return example(hint) if _fields(hint) else hint()
 
 
 def same(one: Any, other: Any) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from flwr_moshpit.errors import TransportError
 from flwr_moshpit.protocol import membership_messages, messages
-from flwr_moshpit.protocol.machine import PeerId, Round
+from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime import certificates, grpc_transport, wire
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.certificates import new_key, public_key
@@ -24,11 +24,9 @@ from flwr_moshpit.runtime.mesh import Settings
 from flwr_moshpit.runtime.wire import Limits
 from tests.runtime.intruder import LIMITS, Intruder
 from tests.runtime.networks import CAP_S, Station
+from tests.runtime.samples import GROUP, example
 from tests.runtime.test_wire import hostile_frames
 
-GROUP = messages.GroupId(
-    messages.GroupKey(messages.PlanId(3, PeerId("a")), Round(5), 0, 2), PeerId("a"), 7
-)
 SWARM = "swarm"
 AUTHORITY = Authority.create(SWARM)
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -518,8 +516,8 @@ def test_a_line_that_goes_dead_without_a_word_is_noticed(monkeypatch: pytest.Mon
         await b.until(lambda: b.lost == [A])
         # The line is back, elsewhere.
         a.transport.set_address(B, b.transport.address)
-        a.send(b, messages.Gone(GROUP))
-        await b.until(lambda: b.came_from(a)[-1] == messages.Gone(GROUP))
+        a.send(b, example(messages.Gone))
+        await b.until(lambda: b.came_from(a)[-1] == example(messages.Gone))
 
     run(scenario)
 

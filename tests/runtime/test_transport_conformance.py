@@ -10,13 +10,11 @@ import pytest
 
 from flwr_moshpit.protocol import membership_messages as membership
 from flwr_moshpit.protocol import messages
-from flwr_moshpit.protocol.machine import Message, PeerId, Round
+from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.runtime.mesh import Settings
 from tests.runtime.networks import KINDS, QUICK, Station, Stations, run
+from tests.runtime.samples import GROUP, example
 
-GROUP = messages.GroupId(
-    messages.GroupKey(messages.PlanId(3, PeerId("a")), Round(5), 0, 2), PeerId("a"), 7
-)
 MB = 1 << 20
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
@@ -33,9 +31,9 @@ def part(number: int, size: int) -> messages.Part:
 
 
 def push(number: int, size: int = 1) -> messages.Push:
-    subtree = messages.Subtree(1, 1, 1.0, 0, 1.0)
     rho = np.full(size, number, np.float32)
-    return messages.Push(messages.EdgeId(0, 0), number, rho, 0.0, subtree)
+    push: messages.Push = example(messages.Push, counter=number, rho=rho)
+    return push
 
 
 def numbers(station: Station, src: Station) -> list[int]:

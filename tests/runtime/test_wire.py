@@ -18,12 +18,9 @@ from flwr_moshpit.protocol.machine import Message, PeerId, PeerInfo, Record, Rou
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime import wire
 from flwr_moshpit.runtime.frames import Breach, Cursor, pack, unpack
-from tests.runtime.samples import DIM, composite, message_types, same
+from tests.runtime.samples import DIM, GROUP, composite, example, message_types, same
 
 LIMITS = wire.Limits(DIM)
-GROUP = messages.GroupId(
-    messages.GroupKey(messages.PlanId(3, PeerId("a")), Round(5), 0, 2), PeerId("a"), 7
-)
 
 
 def to_frame(message: Message, sequence: int = 1) -> bytes:
@@ -81,12 +78,12 @@ def test_strided_arrays_and_numpy_numbers_can_be_sent() -> None:
     assert isinstance(back, messages.Part)
     assert back.data.tolist() == list(range(0, 20, 2))
     assert type(back.offset) is int
-    announce = messages.Announce(GROUP.key, np.float32(1.5), np.float64(2))  # type: ignore[arg-type]
-    assert from_frame(to_frame(announce)) == messages.Announce(GROUP.key, 1.5, 2.0)
+    announce = example(messages.Announce, eta_s=np.float32(1.5), local_s=np.float64(2))
+    assert from_frame(to_frame(announce)) == example(messages.Announce, eta_s=1.5, local_s=2.0)
 
 
 def test_a_long_or_unprintable_text_is_cut_on_the_way_out() -> None:
-    accuse = messages.Accuse(GROUP, PeerId("b"), "no\nway \ud800" + "x" * 5000)
+    accuse = example(messages.Accuse, reason="no\nway \ud800" + "x" * 5000)
     back = from_frame(to_frame(accuse))
     assert isinstance(back, messages.Accuse)
     assert back.reason == ("no way  " + "x" * 5000)[: wire.BOUNDS.text_length]
@@ -100,11 +97,11 @@ def test_what_no_peer_would_accept_is_our_own_mistake() -> None:
         messages.Part(GROUP, 0, part.data.astype(np.int32)),
         messages.Part(GROUP, 0, part.data.reshape(1, 3)),
         messages.Part(None, 0, part.data),  # type: ignore[arg-type]
-        messages.Announce(GROUP.key, math.inf, 1.0),
-        messages.Announce(GROUP.key, math.nan, 1.0),
-        messages.Arrive(GROUP.key, -1.0, 1, b"", False, 1.0),
-        messages.Arrive(GROUP.key, 1.0, 1, b"x" * 65, False, 1.0),
-        messages.Accuse(GROUP, PeerId("x" * 129), ""),
+        example(messages.Announce, eta_s=math.inf),
+        example(messages.Announce, eta_s=math.nan),
+        example(messages.Arrive, weight=-1.0),
+        example(messages.Arrive, schema=b"x" * 65),
+        example(messages.Accuse, peer="x" * 129),
         membership.Update(records=(Record(("k",), (1,), object()),)),
         Message(),
     ):
@@ -170,10 +167,10 @@ def refuse(envelope: pb.Envelope) -> None:
 
 def test_numbers_that_are_not_finite_or_out_of_range_are_refused() -> None:
     for eta_s in (math.nan, math.inf, -math.inf):
-        good = wire.encode(messages.Announce(GROUP.key, 1.0, 1.0)).envelope
+        good = wire.encode(example(messages.Announce)).envelope
         good.announce.eta_s = eta_s
         refuse(good)
-    arrive = wire.encode(messages.Arrive(GROUP.key, 1.0, 4, b"", False, 1.0)).envelope
+    arrive = wire.encode(example(messages.Arrive)).envelope
     arrive.arrive.weight = -1e-9
     refuse(arrive)
     ping = wire.encode(membership.Ping(membership.News((claim("alive"),)))).envelope
@@ -182,17 +179,13 @@ def test_numbers_that_are_not_finite_or_out_of_range_are_refused() -> None:
 
 
 def test_lists_and_strings_that_are_too_long_are_refused() -> None:
-    named = wire.encode(
-        messages.Stands(
-            messages.GroupNamed(GROUP, messages.Version(0, 0), (), (), (), 4, 1.0), PeerId("a")
-        )
-    ).envelope
+    named = wire.encode(example(messages.Stands)).envelope
     named.stands.named.ranks.extend(["a"] * (wire.BOUNDS.count + 1))
     refuse(named)
-    arrive = wire.encode(messages.Arrive(GROUP.key, 1.0, 4, b"", False, 1.0)).envelope
+    arrive = wire.encode(example(messages.Arrive)).envelope
     arrive.arrive.schema = b"x" * 65
     refuse(arrive)
-    accuse = wire.encode(messages.Accuse(GROUP, PeerId("a"), "")).envelope
+    accuse = wire.encode(example(messages.Accuse)).envelope
     accuse.accuse.reason = "x" * (wire.BOUNDS.text_length + 1)
     refuse(accuse)
     update = wire.encode(membership.Update(records=(Record(("k",), (1,), None),))).envelope
@@ -247,30 +240,24 @@ def hostile_frames(seed: int, count: int) -> Any:
     news = membership.News(
         (claim("alive"), claim("left")), (membership.RecordName(("k",), (1, "x")),), 7
     )
-    named = messages.GroupNamed(
-        GROUP,
-        messages.Version(1, 0),
-        (messages.Member(PeerId("a"), 1.0, 1),),
-        (messages.Share(0, 9, PeerId("a")),),
-        (PeerId("a"),),
-        9,
-        1.0,
+    named = example(
+        messages.GroupNamed,
+        members=(example(messages.Member, peer=PeerId("a"), weight=1.0),),
+        shares=(messages.Share(0, 9, PeerId("a")),),
+        ranks=(PeerId("a"),),
     )
     plan = messages.Plan(messages.PlanId(2, PeerId("a")), (2,), (PeerId("a"),), Round(3))
     vector = np.arange(40, dtype=np.float64)
-    label, edge = messages.Label(3, PeerId("a"), 1), messages.EdgeId(1, 2)
+    records = (Record(("plan",), (2, "a"), plan), Record(("root", "a"), (0,), None))
     real = [
         to_frame(message)
         for message in (
             messages.Part(GROUP, 0, vector),
             messages.Stands(named, PeerId("a")),
             messages.NewerPlan(plan),
-            messages.Model(0, 1, vector, edge, 0.5, label, (PeerId("a"),), 7, 1.0, 3, 1.0, vector),
+            example(messages.Model, v=vector, direction=vector, path=(PeerId("a"),)),
             membership.Ping(news, PeerId("b")),
-            membership.Update(
-                (claim("dead"),),
-                (Record(("plan",), (2, "a"), plan), Record(("root", "a"), (0,), None)),
-            ),
+            membership.Update((claim("dead"),), records),
             membership.Want((PeerId("a"),), (("plan",), ("root", "a"))),
         )
     ]
