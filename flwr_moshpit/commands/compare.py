@@ -13,7 +13,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flwr_moshpit.commands.settings import RunSettings, algorithm_keys, gather, read_toml
+from flwr_moshpit.commands.settings import (
+    LEARNING_RATES,
+    RunSettings,
+    algorithm_keys,
+    gather,
+    read_toml,
+)
 from flwr_moshpit.commands.simulate import next_run
 from flwr_moshpit.config import ALGORITHMS
 from flwr_moshpit.errors import ConfigError
@@ -81,12 +87,18 @@ class AppTrainers:
     def __call__(self, factor: float) -> Trainer:
         if factor == 1:
             return self.app.trainer(self.config)
-        for key in ("lr", "learning-rate"):
+        key = self.rate_key
+        return self.app.trainer({**self.config, key: float(self.config[key]) * factor})
+
+    @property
+    def rate_key(self) -> str:
+        """The learning rate's key in the app's config. Raises ConfigError if there is none."""
+        for key in LEARNING_RATES:
             if key in self.config:
-                return self.app.trainer({**self.config, key: float(self.config[key]) * factor})
+                return key
         raise ConfigError(
             f"tune: app {self.app.name!r} has no learning rate to try others of: its config "
-            "needs `lr` or `learning-rate`"
+            f"needs {' or '.join(LEARNING_RATES)}"
         )
 
 
@@ -207,6 +219,9 @@ def _contest(
     catalogue = load_catalogue(run.catalogue) if run.catalogue else None
     # Said before the app's frameworks, which take seconds to load.
     Fleet.parse(run.fleet, run.peers, catalogue=catalogue)
+    trainers = AppTrainers(app, run.app)
+    if tries > 1:
+        _ = trainers.rate_key  # refuses here what would fail after the first runs
     algorithms = {name: of.algorithm for name, of in settings.items()}
     until_s = None if run.until is None else parse_duration(str(run.until), "until")
     steps = None
@@ -214,7 +229,7 @@ def _contest(
         steps = run.rounds * max(steps_per_round(each) for each in algorithms.values())
     return Contest(
         algorithms=algorithms,
-        make_trainer=AppTrainers(app, run.app),
+        make_trainer=trainers,
         peers=run.peers,
         fleet=run.fleet,
         catalogue=catalogue,

@@ -44,8 +44,8 @@ RUN_KEYS: dict[str, tuple[type, ...]] = {
 # Settings that say the same thing in two ways: one given later takes the place of the other.
 _EXCLUSIVE = (("local-steps", "local-s"), ("rounds", "until"))
 
-# The app's training has one, under either name, whatever algorithm runs it; R-FAST steps by it.
-_LEARNING_RATES = ("learning-rate", "lr")
+LEARNING_RATES = ("learning-rate", "lr")
+"""The app's training has one, under either name, whatever algorithm runs it; R-FAST steps by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def gather(
     # An app may hold settings of several algorithms; those of the others are left alone. Asked for
     # by the user, they are the algorithm's to refuse.
     of_this = algorithm_keys(name)
-    of_app = [key for key in _LEARNING_RATES if key in app]
+    of_app = [key for key in LEARNING_RATES if key in app]
     algorithm = {
         key: value
         for key, value in given.items()

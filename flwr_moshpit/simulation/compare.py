@@ -44,7 +44,7 @@ DEFAULT_STEPS = 20
 EVALUATIONS = 60
 """Of each run that a time ends."""
 
-LR_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625)
+LR_FACTORS = (1.0, 2.0, 4.0, 0.5, 8.0, 0.25, 16.0, 0.125, 32.0)
 """What the learning rate is multiplied by in a method's tries, in the order of their use."""
 
 
