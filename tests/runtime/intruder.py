@@ -38,7 +38,9 @@ class Intruder:
         self._call: Any = None
 
     def call(self) -> None:
-        """Begin a link."""
+        """Begin a link, after the end of the one before."""
+        if self._call is not None:
+            self._call.cancel()
         self._call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")()
 
     async def greet(self, src: str, **changes: Any) -> Greeting:
