@@ -30,22 +30,23 @@ class Intruder:
             ("grpc.max_receive_message_length", -1),
         ]
         self._swarm, self._target = swarm, target
-        self._channel = (
-            grpc.aio.secure_channel(address, credentials, options)
-            if credentials is not None
-            else grpc.aio.insecure_channel(address, options)
-        )
+        self._credentials, self._address, self._options = credentials, address, options
+        self._channel: Any = None
         self._call: Any = None
 
-    def call(self) -> None:
-        """Begin a link, after the end of the one before."""
-        if self._call is not None:
-            self._call.cancel()
+    async def call(self) -> None:
+        """Begin a link, on a connection of its own, after the end of the one before."""
+        await self.close()
+        self._channel = (
+            grpc.aio.secure_channel(self._address, self._credentials, self._options)
+            if self._credentials is not None
+            else grpc.aio.insecure_channel(self._address, self._options)
+        )
         self._call = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")()
 
     async def greet(self, src: str, **changes: Any) -> Greeting:
         """Begin a link and say hello; returns the answer. Raises `Breach` for a refusal."""
-        self.call()
+        await self.call()
         greeting = {
             "swarm": self._swarm,
             "src": src,
@@ -81,4 +82,4 @@ class Intruder:
     async def close(self) -> None:
         if self._call is not None:
             self._call.cancel()
-        await self._channel.close()
+            await self._channel.close()

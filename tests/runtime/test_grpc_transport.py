@@ -373,7 +373,7 @@ def test_who_connects_and_says_nothing_is_thrown_out() -> None:
         for _, writer in half:
             writer.write(b"\x16\x03\x01")
         silent = site.intruder(credentials(*signed(B)), a)
-        silent.call()
+        await silent.call()
         await still_serves(site, a)
         await silent.until_thrown_out()
         assert a.transport.refusals["handshake"] == 1
