@@ -1,0 +1,210 @@
+"""`flwr-moshpit ca`, `peer`, `status`, `stop` and `replay`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flwr_moshpit.cli import main
+from flwr_moshpit.commands.app_trainer import make_app_trainer
+from flwr_moshpit.config import Moshpit
+from flwr_moshpit.flower.app import load_app
+from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Start, View
+from flwr_moshpit.runtime.control import Stop
+from flwr_moshpit.runtime.identity import DAY_S, Authority, Invitation
+from flwr_moshpit.runtime.trace import Recipe, Recorder
+
+HANG_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_ca(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    invite = ["--invite", "a", "b", "--contact", "a=10.0.0.1:4000"]
+    assert main(["ca", "made", "--swarm", "s", *invite]) == 0
+    for path in (here / "made").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+    invited = Invitation.load(here / "made" / "invitations" / "b.invitation")
+    assert (invited.identity.swarm, invited.identity.peer) == ("s", "b")
+    assert invited.contacts == {"a": "10.0.0.1:4000"}
+
+    key = (here / "made" / "authority.key").read_bytes()
+    assert main(["ca", "made", "--invite", "c"]) == 0
+    assert (here / "made" / "authority.key").read_bytes() == key
+    capsys.readouterr()
+    for arguments, said in (
+        (["made", "--invite", "a"], "a.invitation exists"),
+        (["made", "--swarm", "t"], "holds the authority of 's', not 't'"),
+        (["new"], "a new authority needs the swarm's name"),
+        (["new", "--swarm", "s", "--contact", "a"], "must be written as peer=host:port"),
+        (["new", "--swarm", "s", "--invite", "../a"], "cannot be the name of a file"),
+        (["new", "--swarm", "s", "--invite", "a", "--days", "0"], "days must be above 0"),
+    ):
+        assert main(["ca", *arguments]) == 2
+        assert said in capsys.readouterr().err
+    assert not (here / "new").exists()
+
+
+def test_a_stop_is_the_authoritys_alone() -> None:
+    authority, other = Authority.create("s"), Authority.create("s")
+    now = 1_800_000_000.0
+    stop = Stop.signed(authority, now)
+    pem = authority.certificate_pem
+    assert stop.flaw("s", pem, now + 60) is None
+    assert len(stop.text) < 1024
+    assert stop.flaw("t", pem, now) == "the authority has not signed it"
+    assert stop.flaw("s", other.certificate_pem, now) == "the authority has not signed it"
+    assert stop.flaw("s", pem, now + 2 * DAY_S) == "it is too old, or the clock is wrong"
+    later = Stop(stop.text.replace(":1800000000:", ":1800000001:"))
+    assert later.flaw("s", pem, now) == "the authority has not signed it"
+    for text in ("", "moshpit-stop-1", "moshpit-stop-1:1800000000:%%", "moshpit-stop-1:x:AAAA"):
+        assert Stop(text).flaw("s", pem, now) == "it is no signed stop"
+    assert stop.record().key != later.record().key
+
+
+def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Authority.create("s").invite(PeerId("a"), {}).save(here / "a.invitation")
+    (here / "open").write_text("x")
+    peer = ["peer", "--app", "digits", "--peers", "3", "--client"]
+    mine = ["--invitation", "a.invitation"]
+    for arguments, said in (
+        ([*peer, "0", "--invitation", "none"], "none cannot be read"),
+        ([*peer, "0", "--invitation", "open"], "can be read by others"),
+        ([*peer, "3", *mine], "client must be in 0..2, not 3"),
+        ([*peer, "0", *mine], "give --bind HOST:PORT"),
+        (["status", "127.0.0.1:1"], "give --invitation FILE, or --authority DIR"),
+        (["status", "here", *mine], "must be written as host:port"),
+        (["stop", "127.0.0.1:1", "--authority", "none"], "cannot be read"),
+        (["replay", "open"], "is no trace of this version"),
+        (["replay", "none"], "cannot be read"),
+    ):
+        assert main(arguments) == 2, arguments
+        assert said in capsys.readouterr().err
+    assert main(["status", "127.0.0.1:1", *mine]) == 1
+    said = capsys.readouterr().err
+    assert "no peer answers at 127.0.0.1:1" in said
+    assert "Traceback" not in said
+
+
+def test_replay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    me = PeerInfo(PeerId("a"))
+    recipe = Recipe(Moshpit(), me, np.zeros(8, np.float32), View({me.peer: me}), (1,))
+    for name, forged in (("good", ()), ("other", (Cancel(JobId(9)),))):
+        recorder = Recorder(here / name)
+        recorder.recipe(recipe)
+        machine = recipe.build()
+        recorder.event(3.0, Start(2))
+        recorder.effects([*machine.handle(Start(2), 3.0), *forged], machine.deadline)
+        recorder.close()
+    assert main(["replay", "good"]) == 0
+    assert "MoshpitPeer, 1 events" in capsys.readouterr().out
+    assert main(["replay", "other"]) == 1
+    assert "it did something else after event 1 at 3.0 s: Start" in capsys.readouterr().out
+
+
+def test_an_app_trains_without_flower() -> None:
+    app = load_app("digits")
+    trainer = make_app_trainer(app, app.config, flower=False)()
+    trainer.prepare(3)
+    assert type(trainer).__name__ == "TorchTrainer"
+    params = trainer.initial_params(1)
+    trained = trainer.train(0, params, 20, seed=1)
+    before, after = (
+        trainer.evaluate(each).metrics["accuracy"] for each in (params, trained.params)
+    )
+    assert after > before + 0.1
+
+
+class Process:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        run = "import sys; from flwr_moshpit.cli import main; sys.exit(main())"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", run, "peer", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        )
+
+    def until(self, pattern: str) -> re.Match[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            found = re.search(pattern, line)
+            if found:
+                return found
+        raise AssertionError(f"it ended without saying {pattern!r}")
+
+
+@pytest.fixture
+def start(here: Path) -> Generator[Callable[..., Process], None, None]:
+    started: list[Process] = []
+
+    def start(*arguments: str) -> Process:
+        started.append(Process(here, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        assert each.process.stdout is not None
+        each.process.stdout.close()
+
+
+@pytest.mark.slow
+def test_peers_status_stop(
+    start: Callable[..., Process], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ca", "made", "--swarm", "s", "--invite", "a", "b", "c"]) == 0
+    common = ["--app", "digits", "--peers", "3", "--bind", "127.0.0.1:0"]
+
+    def arguments(name: str, client: int, *more: str) -> list[str]:
+        own = ["--invitation", f"made/invitations/{name}.invitation", "--client", str(client)]
+        return [*own, *common, "--out", f"out-{name}", *more]
+
+    first = start(*arguments("a", 0, "--trace", "a.trace"))
+    address = first.until(r"listens on (\S+)").group(1)
+    second = start(*arguments("b", 1, "--contact", f"a={address}"))
+    third = start(*arguments("c", 2, "--contact", f"a={address}"))
+    for each in (first, second, third):
+        each.until("with 3 peers, coverage 100 %")
+
+    capsys.readouterr()
+    assert main(["status", address, "--authority", "made"]) == 0
+    told = capsys.readouterr().out
+    assert f"a of swarm 's' at {address}" in told
+    assert "alive: b, c" in told
+    assert re.search(r"round \d+, (training|meeting) for ", told)
+    foreign = Authority.create("t").invite(PeerId("x"), {})
+    foreign.save(here / "x.invitation")
+    assert main(["status", address, "--invitation", "x.invitation"]) == 2
+    assert "is of swarm 's', not of 't'" in capsys.readouterr().err
+    Authority.create("s").save(here / "forged")
+    assert main(["stop", address, "--authority", "forged"]) == 1
+
+    third.process.send_signal(signal.SIGINT)
+    second.until("c is left")
+    assert third.process.wait(HANG_S) == 130
+    second.until("with 2 peers, coverage 100 %")
+
+    assert main(["stop", address, "--authority", "made"]) == 0
+    for each in (first, second):
+        each.until("stopped by the swarm's authority")
+        assert each.process.wait(HANG_S) == 0
+    for name in ("a", "b", "c"):
+        with np.load(here / f"out-{name}" / "model.npz") as model:
+            assert sum(model[key].size for key in model.files) == 4810
+    assert main(["replay", "a.trace"]) == 0
+    assert "bit for bit" in capsys.readouterr().out
