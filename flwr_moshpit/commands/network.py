@@ -7,12 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-EXIT_INTERRUPTED = 130
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
 def add_commands(commands: Any) -> None:
     """To `commands`, what `add_subparsers` returned."""
     _add_swarm(commands)
+    _add_ca(commands)
+    _add_peer(commands)
+    _add_status(commands)
+    _add_stop(commands)
+    _add_replay(commands)
 
 
 def _add(
@@ -67,6 +72,142 @@ def _add_swarm(commands: Any) -> None:
     _add_training(add)
     add("--out", type=Path, metavar="DIR", help="where results go (runs/DATE-N)")
     add("--quiet", action="store_true", help="no progress")
+
+
+def _add_ca(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "ca",
+        _ca,
+        "make a swarm's authority, and invitations for its peers",
+        "Make the authority of a swarm in DIR, if it is not there, and an invitation for each peer "
+        "that is named. Whoever holds an invitation is that peer.",
+    )
+    add = parser.add_argument
+    add("folder", metavar="DIR", type=Path, help="made, and readable by its owner alone")
+    add("--swarm", metavar="NAME", help="the swarm's name, for a new authority")
+    add("--invite", metavar="PEER", nargs="+", help="make invitations for these peers")
+    add("--contact", action="append", metavar="PEER=HOST:PORT", help="whom they call first; repeat")
+    add("--days", type=float, metavar="N", help="how long invitations are valid (365)")
+
+
+def _add_peer(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "peer",
+        _peer,
+        "run one peer of a swarm on this device",
+        "Run one peer of a swarm on this device. Without Flower a TorchTrainer of the app's "
+        "task.py trains.",
+    )
+    add = parser.add_argument
+    add("--invitation", metavar="FILE", type=Path, required=True, help="as made by `ca`")
+    add("--app", metavar="APP", required=True, help="a bundled app (watch, digits) or a path")
+    add("--client", type=int, metavar="K", required=True, help="whose data: 0 to N - 1")
+    add("--peers", type=int, metavar="N", required=True, help="among how many data are divided")
+    add("--bind", metavar="HOST:PORT", help="where to listen; port 0 for a free one")
+    add("--advertise", metavar="HOST:PORT", help="where others reach it, if that is elsewhere")
+    add("--contact", action="append", metavar="PEER=HOST:PORT", help="whom to call first; repeat")
+    add("--gather", type=int, metavar="N", help="begin when N peers are there, or after 30 s (2)")
+    _add_training(add)
+    add("--state", type=Path, metavar="DIR", help="checkpoints, to go on from after a restart")
+    add("--trace", type=Path, metavar="FILE", help="record all, for `replay`")
+    add("--out", type=Path, metavar="DIR", help="write events.jsonl and the model there")
+
+
+def _add_who(add: Callable[..., Any]) -> None:
+    add("--invitation", metavar="FILE", type=Path, help="of any peer of the swarm")
+    add("--authority", metavar="DIR", type=Path, help="or the authority's folder")
+
+
+def _add_status(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "status",
+        _status,
+        "ask a peer whom it is with, and whom it waits for",
+        "Ask the peer at HOST:PORT whom it is with, whom it waits for, for what and since when.",
+    )
+    parser.add_argument("address", metavar="HOST:PORT")
+    _add_who(parser.add_argument)
+
+
+def _add_stop(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "stop",
+        _stop,
+        "stop a swarm",
+        "Tell the peer at HOST:PORT that the swarm stops, signed by its authority; it tells all.",
+    )
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument(
+        "--authority", metavar="DIR", type=Path, required=True, help="the authority's folder"
+    )
+
+
+def _add_replay(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "replay",
+        _replay,
+        "tell a machine again what it was told in the field",
+        "Replay a trace that `peer --trace` has written and compare every effect, bit for bit.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path)
+
+
+def _ca(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.ca import ca
+
+    given = _given(arguments)
+    ca(given.pop("folder"), contacts=given.pop("contact", ()), **given)
+    return 0
+
+
+def _peer(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.peer import Place, peer
+
+    given = _given(arguments)
+    names = {
+        "bind": "bind",
+        "advertise": "advertised",
+        "contact": "contacts",
+        "state": "state",
+        "trace": "trace",
+        "out": "out",
+    }
+    place = Place(**{ours: given.pop(key) for key, ours in names.items() if key in given})
+    interrupted = peer(
+        given.pop("app"),
+        given.pop("invitation"),
+        given.pop("client"),
+        place=place,
+        config=given.pop("config", None),
+        gather_peers=given.pop("gather", 2),
+        flags=_settings_of(given),
+    )
+    return EXIT_INTERRUPTED if interrupted else 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.status import status
+
+    status(**_given(arguments))
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.status import stop
+
+    stop(**_given(arguments))
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.replay import replay
+
+    return 0 if replay(arguments.file) else EXIT_FAILED
 
 
 def _swarm(arguments: argparse.Namespace) -> int:

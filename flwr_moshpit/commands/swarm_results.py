@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import numpy as np
 
 from flwr_moshpit.observe.json_lines import plain
 from flwr_moshpit.observe.text import duration, scaled
+from flwr_moshpit.protocol.machine import Vector
+from flwr_moshpit.vector import Layout
 
 EVENTS, SUMMARY, MODEL = "events.jsonl", "summary.json", "model.npz"
 
@@ -100,3 +103,13 @@ class SwarmResults:
         (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
         if self.params:
             np.savez(folder / MODEL, **self.params)  # type: ignore[arg-type]
+
+
+def named_arrays(layout: Layout, vector: Vector) -> dict[str, Any]:
+    """The averaged arrays by name; bfloat16, which numpy does not have, as float32. What each
+    client keeps for itself is nobody else's."""
+    specs = [
+        dataclasses.replace(spec, dtype="float32") if spec.dtype == "bfloat16" else spec
+        for spec in layout.averaged
+    ]
+    return Layout(specs, (), layout.dtype.name).unflatten(vector)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flwr_moshpit.commands.settings import RunSettings
-from flwr_moshpit.commands.swarm_results import EVENTS, Measured, SwarmResults
+from flwr_moshpit.commands.swarm_results import EVENTS, Measured, SwarmResults, named_arrays
 from flwr_moshpit.commands.swarm_table import PeerRow, SwarmTable
 from flwr_moshpit.errors import TrainerError
 from flwr_moshpit.observe.json_lines import JsonLines
@@ -34,7 +34,6 @@ from flwr_moshpit.runtime.worker import (
     TellModel,
     Told,
 )
-from flwr_moshpit.vector import Layout
 
 SHARE_OF_TIME = 0.1
 """Evaluations take at most about this share of the time: the peers need the processors."""
@@ -236,18 +235,13 @@ class SwarmRun:
             bytes=self._sent_bytes,
             interrupted=interrupted,
             points=self.points,
-            params=_arrays(self.trainer.layout, self._mean) if self.points else {},
+            params=named_arrays(self.trainer.layout, self._mean) if self.points else {},
             coverage=float(np.mean(self._coverages)) if self._coverages else None,
             wait_s=float(np.mean(self._waits_s)) if self._waits_s else None,
             alive=alive,
             rounds=self._table.round,
             settings=_described(self._settings),
         )
-
-
-def _arrays(layout: Layout, vector: Vector) -> dict[str, Any]:
-    """The averaged arrays; what each client keeps for itself is nobody else's."""
-    return Layout(layout.averaged, (), layout.dtype.name).unflatten(vector)
 
 
 def _described(settings: RunSettings) -> dict[str, Any]:

@@ -104,6 +104,8 @@ class Driver:
         self.finished = asyncio.Event()
         self.result: Vector | None = None
         """What the machine has finished with."""
+        self.last_params: Vector | None = None
+        """The machine's when `run` has ended, finished or not, unless it has failed."""
         self._transport = transport
         self._join = join
         self._make = make
@@ -231,6 +233,10 @@ class Driver:
             if self._checkpoints is not None and self._error is None:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._save(), stop_s)
+            if self._error is None:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    model = await asyncio.wait_for(self.model(), stop_s)
+                    self.last_params = None if model is None else model[0]
             self._machine.put(Stop())
             await self._machine.close(stop_s)
         if self._membership is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +12,22 @@ from typing import Any
 import numpy as np
 
 from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.observe.json_lines import plain
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.protocol.machine import PeerId, PeerInfo, Record, View
 from flwr_moshpit.protocol.membership import Membership
 from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.compute import Compute, Offer, Task
+from flwr_moshpit.runtime.control import STOP_KEY, Control, Stop
 from flwr_moshpit.runtime.driver import Buildable, Driver, Schedule
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.trace import Recipe, Recorder
 from flwr_moshpit.runtime.wire import Limits
+
+SPREAD_S = 1.0
+"""How long a peer that has learned that the swarm is stopped stays to spread it: news take 0.1 s
+for each fourfold of the peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +61,6 @@ class Peer:
         *,
         observers: Sequence[Observer] = (),
         on_address: Callable[[str], None] = lambda address: None,
-        on_record: Callable[[Record], None] | None = None,
         wrap: Callable[[Recipe], Buildable] = lambda recipe: recipe,
     ) -> None:
         """`compute` has been started and has given `offer`. `on_address` is told where this peer
@@ -62,6 +69,7 @@ class Peer:
         self._settings = settings
         self._offer = offer
         self._on_address = on_address
+        self._began_at = time.monotonic()
         self._wrap = wrap
         checkpoints = None if settings.state is None else Checkpoints(settings.state)
         saved = None if checkpoints is None else checkpoints.load()
@@ -75,12 +83,16 @@ class Peer:
                 f"{settings.identity.peer}: give each peer a folder of its own"
             )
         self._contacts = {**known, **settings.contacts}
+        self.stopped = False
+        """Whether the swarm's authority has stopped it."""
+        control = Control(settings.identity, self.status, self._on_stop)
         self.transport = GrpcTransport(
             settings.identity,
             settings.bind,
             Limits(len(offer.params)),
             advertised=settings.advertised,
             incarnation=self.incarnation,
+            services=[control.handler()],
         )
         self.driver = Driver(
             self.transport,
@@ -91,8 +103,47 @@ class Peer:
             observers=observers,
             recorder=None if settings.trace is None else Recorder(settings.trace),
             checkpoints=checkpoints,
-            on_record=on_record,
+            on_record=self._on_record,
         )
+
+    async def status(self) -> dict[str, Any]:
+        """For people: who is there, what this peer is at, whom it waits for and since when."""
+        driver, identity = self.driver, self._settings.identity
+        known = driver.membership.snapshot()["peers"]
+        state = await driver.snapshot() or {}
+        began_at = state.get("phase_began_at")
+        return {
+            "peer": identity.peer,
+            "swarm": identity.swarm,
+            "address": self.transport.address,
+            "up_s": time.monotonic() - self._began_at,
+            "peers": [
+                {"peer": peer, "address": address, "status": status}
+                for peer, address, status, *_ in known
+            ],
+            "round": state.get("round"),
+            "phase": state.get("phase"),
+            "phase_s": None if not began_at else time.monotonic() - began_at,
+            "waits_for": plain(state.get("waits_for", [])),
+            "refused": dict(self.transport.refusals),
+        }
+
+    def _on_stop(self, text: str) -> None:
+        stop = Stop(text)
+        identity = self._settings.identity
+        flaw = stop.flaw(identity.swarm, identity.authority_pem, time.time())
+        if flaw is not None:
+            raise ConfigError(flaw)
+        self.driver.publish(stop.record())
+
+    def _on_record(self, record: Record) -> None:
+        if record.key[0] != STOP_KEY or not isinstance(record.value, str) or self.stopped:
+            return
+        identity = self._settings.identity
+        if Stop(record.value).flaw(identity.swarm, identity.authority_pem, time.time()) is None:
+            self.stopped = True
+            # Not at once: the record has to get from here to others first.
+            asyncio.get_running_loop().call_later(SPREAD_S, self.driver.stop)
 
     def _join(self, address: str) -> Membership:
         self._on_address(address)

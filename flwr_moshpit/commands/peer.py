@@ -1,0 +1,179 @@
+"""`flwr-moshpit peer`: one peer of a swarm, on this device."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from flwr_moshpit.commands.app_trainer import make_app_trainer
+from flwr_moshpit.commands.ca import parse_contacts
+from flwr_moshpit.commands.settings import read_toml
+from flwr_moshpit.commands.swarm import swarm_settings
+from flwr_moshpit.commands.swarm_results import EVENTS, MODEL, named_arrays
+from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.flower.app import load_app
+from flwr_moshpit.observe.json_lines import JsonLines
+from flwr_moshpit.observe.observer import Observer
+from flwr_moshpit.observe.text import duration
+from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
+from flwr_moshpit.runtime.compute import Offer, Task
+from flwr_moshpit.runtime.driver import Schedule
+from flwr_moshpit.runtime.identity import Invitation
+from flwr_moshpit.runtime.peer import Peer, PeerSettings
+from flwr_moshpit.runtime.trainer_process import ProcessCompute
+
+LINGER_S = 10.0
+"""How long a peer that has done its rounds goes on serving those who have not."""
+GATHER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a peer is, and what it keeps there."""
+
+    bind: str = "0.0.0.0:0"
+    advertised: str | None = None
+    contacts: Sequence[str] = ()
+    """ "peer=host:port", besides those of the invitation."""
+    state: Path | None = None
+    trace: Path | None = None
+    out: Path | None = None
+
+
+def peer(
+    name: str,
+    invitation: Path,
+    client: int,
+    *,
+    place: Place,
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    gather_peers: int = 2,
+) -> bool:
+    """Run the peer that holds `invitation`, on the data of `client`, until its rounds are done, the
+    authority stops the swarm, or a signal comes; whether a signal came.
+
+    Rounds without number by default. Raises ConfigError for what is wrong from the start,
+    TrainerError where the app cannot be loaded, and TransportError when it cannot listen.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    invited = Invitation.load(invitation)
+    app = load_app(name)
+    file = read_toml(config) if config is not None else {}
+    settings = swarm_settings(app, file, flags)
+    rounds = settings.rounds if "rounds" in {**file, **flags} else None
+    if not 0 <= client < settings.peers:
+        raise ConfigError(f"client must be in 0..{settings.peers - 1}, not {client}")
+    if place.bind.startswith("0.0.0.0") and place.advertised is None:
+        raise ConfigError(
+            "bind: give --bind HOST:PORT with an address of this device that others reach, or "
+            "--advertise HOST:PORT with it"
+        )
+    task = Task(
+        make_app_trainer(app, settings.app),
+        client,
+        settings.peers,
+        # Two lives of one peer shall not draw the same batches.
+        seed=(settings.seed, client, time.time_ns()),
+        initial_seed=settings.seed,
+        dtype=settings.dtype,
+    )
+    schedule = Schedule(
+        start=Start(until_round=rounds),
+        gather_peers=gather_peers,
+        gather_s=GATHER_S,
+        linger_s=LINGER_S if rounds is not None else None,
+    )
+    peer_settings = PeerSettings(
+        identity=invited.identity,
+        algorithm=settings.algorithm,
+        task=task,
+        contacts={**invited.contacts, **parse_contacts(place.contacts)},
+        bind=place.bind,
+        advertised=place.advertised,
+        schedule=schedule,
+        seed=settings.seed,
+        state=place.state,
+        trace=place.trace,
+    )
+    compute = ProcessCompute(task)
+    try:
+        # Before there is an event loop, so that Ctrl-C ends it at once.
+        offer = compute.start()
+        running = asyncio.run(_run(peer_settings, compute, offer, place.out))
+    finally:
+        compute.close()
+    driver = running.driver
+    if place.out is not None and driver.last_params is not None:
+        _save(place.out, task, driver.last_params)
+    return driver.result is None and not running.stopped
+
+
+async def _run(
+    settings: PeerSettings, compute: ProcessCompute, offer: Offer, out: Path | None
+) -> Peer:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    observers: list[Observer] = [_Lines(console)]
+    me = settings.identity
+
+    def say_address(address: str) -> None:
+        console.print(f"{me.peer} of swarm {me.swarm!r} listens on {address}")
+
+    with nullcontext() if out is None else JsonLines(out / EVENTS) as events:
+        if events is not None:
+            observers.append(events)
+        running = Peer(settings, compute, offer, observers=observers, on_address=say_address)
+        await running.driver.run(signals=True)
+    if running.stopped:
+        console.print("stopped by the swarm's authority")
+    return running
+
+
+def _save(folder: Path, task: Task, params: Vector) -> None:
+    """The averaged arrays by name. Their layout is the trainer's, whose process has ended."""
+    trainer = task.make_trainer()
+    task.offer(trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / MODEL, **named_arrays(trainer.layout, params))
+
+
+class _Lines:
+    """Says what happens, a line each."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, now: float, peer: PeerId | None, report: Report) -> None:
+        text = _line(report.name, report.values)
+        if text:
+            self._console.print(f"{now:9.1f} s  {text}")
+
+
+def _line(name: str, values: Mapping[str, Any]) -> str | None:
+    match name:
+        case "round":
+            parts = [f"round {values['round']}", f"with {values.get('contributors', 1)} peers"]
+            parts.append(f"coverage {100 * float(values.get('coverage', 1.0)):.0f} %")
+            if "wait_s" in values:
+                parts.append(f"waited {duration(float(values['wait_s']))}")
+            return ", ".join(parts)
+        case "peer":
+            return f"{values['peer']} is {values['status']}"
+        case "training_failed":
+            return f"training failed: {values['error']}"
+        case "stalled":
+            return f"this device stood still for {duration(float(values['late_s']))}"
+        case "checkpoint_failed":
+            return f"no checkpoint: {values['error']}"
+        case "refused":
+            return f"refused: {', '.join(f'{key} {value}' for key, value in values.items())}"
+    return None
