@@ -1,12 +1,14 @@
-"""The first frame of both sides of a link: who is there."""
+"""The first frame of both sides of a link: who is there, and is that somebody to talk to."""
 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from dataclasses import dataclass
 
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime import peer_pb2 as pb
+from flwr_moshpit.runtime.carrier import Pipe
 from flwr_moshpit.runtime.frames import Breach, pack, unpack
 from flwr_moshpit.runtime.wire import Limits
 
@@ -14,6 +16,10 @@ BUSY = "busy"
 """Instead of a greeting: I am dialling you myself."""
 REFUSED = "refused"
 """The other side does not want this link."""
+HONEST = (BUSY, REFUSED, "stale", "version")
+"""What an honest peer can meet with too."""
+BREACHES_MAX = 16
+"""A peer that breaks the rules so often is banned: nothing honest breaks them once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,71 @@ class Greeting:
         )
 
 
-def draw_sequence() -> int:
-    """Where the frames of a new link begin to count: so that none fits on two links."""
-    return secrets.randbits(62) + 1
+class Doorkeeper:
+    """Greets for one peer, and lets nobody in but the right peer, in the right swarm, as it is now.
+
+    `refusals` counts what was refused, by reason; `banned` says why somebody is not let in at all.
+    """
+
+    def __init__(self, swarm: str, me: PeerId, incarnation: int, limits: Limits) -> None:
+        self.refusals: Counter[str] = Counter()
+        self.banned: dict[PeerId, str] = {}
+        self._swarm = swarm
+        self._me = me
+        self._incarnation = incarnation
+        self._limits = limits
+        self._incarnations: dict[PeerId, int] = {}
+        """The highest that each peer has shown."""
+        self._breaches: Counter[PeerId] = Counter()
+
+    async def call(self, pipe: Pipe, dst: PeerId) -> tuple[Greeting, Greeting]:
+        """As the side that has dialled. Raises `Breach` or `ConnectionError`."""
+        if dst in self.banned:
+            raise Breach("banned")
+        mine = self._greeting(dst)
+        await pipe.write(mine.pack())
+        theirs = await self._read(pipe, dst)
+        self._incarnations[dst] = theirs.incarnation
+        return mine, theirs
+
+    async def listen(self, pipe: Pipe, authenticated: PeerId | None) -> Greeting:
+        """As the side that was dialled: who it is. Raises `Breach` or `ConnectionError`."""
+        if authenticated in self.banned:
+            raise Breach("banned")
+        return await self._read(pipe, authenticated)
+
+    async def answer(self, pipe: Pipe, theirs: Greeting) -> Greeting:
+        """Let the other side in. Raises `ConnectionError`."""
+        mine = self._greeting(theirs.src)
+        await pipe.write(mine.pack())
+        self._incarnations[theirs.src] = theirs.incarnation
+        return mine
+
+    def refuse(self, breach: Breach, peer: PeerId | None) -> None:
+        """Count what `peer` has done, if it is known for sure who did."""
+        if breach.reason not in (BUSY, REFUSED):
+            self.refusals[breach.reason] += 1
+        if peer is not None and breach.reason not in HONEST:
+            self._breaches[peer] += 1
+            if self._breaches[peer] >= BREACHES_MAX:
+                self.banned.setdefault(peer, str(breach))
+
+    def _greeting(self, dst: PeerId) -> Greeting:
+        # Where the frames of a new link begin to count is drawn, so that none fits on two links.
+        first_sequence = secrets.randbits(62) + 1
+        window_bytes = self._limits.window_bytes
+        return Greeting(self._swarm, self._me, dst, self._incarnation, first_sequence, window_bytes)
+
+    async def _read(self, pipe: Pipe, expected: PeerId | None) -> Greeting:
+        raw = await pipe.read()
+        if raw is None:
+            raise ConnectionError("it hung up")
+        theirs = Greeting.unpack(raw, self._limits)
+        src = theirs.src
+        if theirs.swarm != self._swarm:
+            raise Breach("swarm", repr(theirs.swarm))
+        if src in ("", self._me) or src != (expected or src) or theirs.dst != self._me:
+            raise Breach("peer", f"{expected!r} says that it is {src!r}, for {theirs.dst!r}")
+        if theirs.incarnation < self._incarnations.get(src, 0):
+            raise Breach("stale", f"{src!r} has been restarted since")
+        return theirs

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.carrier import Pipe
 from flwr_moshpit.runtime.frames import Breach
-from flwr_moshpit.runtime.greeting import Greeting
+from flwr_moshpit.runtime.greeting import Doorkeeper, Greeting
 from flwr_moshpit.runtime.outbox import Outbox
 from flwr_moshpit.runtime.receiver import Deliver, Receiver
 from flwr_moshpit.runtime.sender import Sender
@@ -38,7 +37,7 @@ class Link:
         outbox: Outbox,
         limits: Limits,
         deliver: Deliver,
-        refusals: Counter[str],
+        door: Doorkeeper,
         *,
         dialled: bool,
     ) -> None:
@@ -54,14 +53,15 @@ class Link:
         """After `flush`: everything that waited has arrived."""
         self._pipe = pipe
         self._outbox = outbox
-        self._refusals = refusals
+        self._door = door
+        self._peer = theirs.src
         self._awake = asyncio.Event()
         self._end = asyncio.Event()
         self._now = asyncio.get_running_loop().time
         self._num_messages = 0
         self._owes_bye = False
         self.began_at = self._now()
-        self.receiver = Receiver(limits, mine.first_sequence, deliver, self.wake, refusals)
+        self.receiver = Receiver(limits, mine.first_sequence, deliver, self.wake, door.refusals)
         self.receiver.on_receipt = self._on_receipt
         self.sender = Sender(
             outbox, limits, theirs.first_sequence, theirs.window_bytes, self.receiver.receipt
@@ -136,7 +136,7 @@ class Link:
         except ConnectionError as error:
             self.end(str(error) or "broken")
         except Breach as error:
-            self._refusals[error.reason] += 1
+            self._door.refuse(error, self._peer)
             self.end(f"refused: {error}")
 
     async def _write(self) -> None:

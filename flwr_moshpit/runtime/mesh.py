@@ -15,7 +15,7 @@ import functools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.carrier import Carrier, Pipe
 from flwr_moshpit.runtime.frames import Breach, pack
-from flwr_moshpit.runtime.greeting import BUSY, REFUSED, Greeting, draw_sequence
+from flwr_moshpit.runtime.greeting import BUSY, Doorkeeper, Greeting
 from flwr_moshpit.runtime.link import Link
 from flwr_moshpit.runtime.outbox import Outbox
 from flwr_moshpit.runtime.wire import Limits
@@ -80,20 +80,15 @@ class Mesh:
         settings: Settings | None = None,
     ) -> None:
         self.peer = peer
-        self.refusals: Counter[str] = Counter()
-        self.sent_bytes = 0
-        """In frames, over all links that have ended."""
-        self.received_bytes = 0
-        self._swarm = swarm
+        self._door = Doorkeeper(swarm, peer, incarnation, limits)
         self._carrier = carrier
         self._limits = limits
-        self._incarnation = incarnation
         self._settings = settings or Settings()
         self._outbox_bytes = self._settings.outbox_bytes or 4 * 8 * limits.dim + (1 << 24)
         self._neighbours: dict[PeerId, _Neighbour] = {}
-        self._incarnations: dict[PeerId, int] = {}
-        """The highest that was met, also of peers that are forgotten."""
         self._links: dict[Link, _Neighbour] = {}
+        self._sent_bytes = self._received_bytes = 0
+        """On links that have ended."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._address = ""
         self._closing = False
@@ -105,8 +100,26 @@ class Mesh:
         return self._address
 
     @property
+    def refusals(self) -> Counter[str]:
+        return self._door.refusals
+
+    @property
+    def banned(self) -> Mapping[PeerId, str]:
+        """Who is not let in any more, and why."""
+        return self._door.banned
+
+    @property
     def num_links(self) -> int:
         return len(self._links)
+
+    @property
+    def sent_bytes(self) -> int:
+        """All that was handed to the network, before encryption."""
+        return self._sent_bytes + sum(link.sent_bytes for link in self._links)
+
+    @property
+    def received_bytes(self) -> int:
+        return self._received_bytes + sum(link.received_bytes for link in self._links)
 
     async def start(self, on_message: OnMessage, on_link_lost: OnLinkLost) -> None:
         self._on_message = on_message
@@ -191,7 +204,8 @@ class Mesh:
         except (ConnectionError, Breach) as error:
             if self._is_superseded(neighbour):
                 return
-            self._count(error)
+            if isinstance(error, Breach):
+                self._door.refuse(error, neighbour.peer)
             log.info(
                 "%s cannot reach %s at %s: %s", self.peer, neighbour.peer, neighbour.address, error
             )
@@ -232,7 +246,6 @@ class Mesh:
         finally:
             neighbour.is_connecting = False
         neighbour.dialling = None
-        self._incarnations[neighbour.peer] = theirs.incarnation
         link = self._bind(neighbour, pipe, mine, theirs, dialled=True)
         self._spawn(self._carry(neighbour, link))
         return True
@@ -240,17 +253,10 @@ class Mesh:
     async def _greet(self, peer: PeerId, address: str) -> tuple[Pipe, Greeting, Greeting]:
         pipe = await self._carrier.dial(peer, address)
         try:
-            mine = self._greeting(peer)
-            await pipe.write(mine.pack())
-            raw = await pipe.read()
-            if raw is None:
-                raise ConnectionError("it hung up")
-            theirs = Greeting.unpack(raw, self._limits)
-            self._check(theirs, peer)
+            return pipe, *await self._door.call(pipe, peer)
         except BaseException:
             await pipe.close()
             raise
-        return pipe, mine, theirs
 
     # Accepting
 
@@ -265,7 +271,7 @@ class Mesh:
         except ConnectionError:
             log.debug("%s: a connection broke before it had begun", self.peer)
         except Breach as error:
-            self._count(error)
+            self._door.refuse(error, authenticated)
             with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
                 bye = pack(pb.Frame(bye=pb.Bye(reason=error.reason)))
                 await asyncio.wait_for(pipe.write(bye), self._settings.handshake_s)
@@ -277,30 +283,14 @@ class Mesh:
     async def _welcome(
         self, pipe: Pipe, authenticated: PeerId | None
     ) -> tuple[_Neighbour, Greeting, Greeting]:
-        raw = await pipe.read()
-        if raw is None:
-            raise ConnectionError("it hung up")
-        theirs = Greeting.unpack(raw, self._limits)
-        self._check(theirs, theirs.src if authenticated is None else authenticated)
+        theirs = await self._door.listen(pipe, authenticated)
         neighbour = self._neighbour(theirs.src)
         if self._closed or self._goes_first(neighbour):
             raise Breach(BUSY)
         if neighbour.link is not None and neighbour.link.is_draining:
             # What is left on the old one must arrive before what comes on the new one.
             await neighbour.link.ended.wait()
-        mine = self._greeting(theirs.src)
-        await pipe.write(mine.pack())
-        self._incarnations[theirs.src] = theirs.incarnation
-        return neighbour, mine, theirs
-
-    def _check(self, theirs: Greeting, expected: PeerId) -> None:
-        """Raise `Breach` unless this is the right peer, in the right swarm, as it is now."""
-        if theirs.swarm != self._swarm:
-            raise Breach("swarm", f"{theirs.swarm!r}")
-        if theirs.src != expected or theirs.src == self.peer or theirs.dst != self.peer:
-            raise Breach("peer", f"{expected!r} says that it is {theirs.src!r} for {theirs.dst!r}")
-        if theirs.incarnation < self._incarnations.get(theirs.src, 0):
-            raise Breach("stale", f"{theirs.src!r} has been restarted since")
+        return neighbour, await self._door.answer(pipe, theirs), theirs
 
     def _goes_first(self, neighbour: _Neighbour) -> bool:
         """Whether this side's own link, there or about to be, stays when both dial at once."""
@@ -313,10 +303,6 @@ class Mesh:
         )
         return self.peer < neighbour.peer and (neighbour.is_connecting or is_new)
 
-    def _count(self, error: Exception) -> None:
-        if isinstance(error, Breach) and error.reason not in (BUSY, REFUSED):
-            self.refusals[error.reason] += 1
-
     # Links
 
     def _bind(
@@ -325,7 +311,6 @@ class Mesh:
         if neighbour.dialling is not None:
             neighbour.dialling.cancel()
             neighbour.dialling = None
-        neighbour.failures = 0
         if neighbour.link is not None:
             # The peer would not have dialled if it still had this one.
             log.info("%s: %s has begun a new link", self.peer, neighbour.peer)
@@ -340,7 +325,7 @@ class Mesh:
             outbox,
             self._limits,
             functools.partial(self._deliver, peer),
-            self.refusals,
+            self._door,
             dialled=dialled,
         )
         neighbour.link = link
@@ -354,8 +339,8 @@ class Mesh:
             await link.run()
         finally:
             del self._links[link]
-            self.sent_bytes += link.sent_bytes
-            self.received_bytes += link.received_bytes
+            self._sent_bytes += link.sent_bytes
+            self._received_bytes += link.received_bytes
             self._ended(neighbour, link)
 
     def _ended(self, neighbour: _Neighbour, link: Link) -> None:
@@ -367,6 +352,10 @@ class Mesh:
             return
         if not link.ended_well:
             log.info("%s has lost its link to %s: %s", self.peer, neighbour.peer, link.reason)
+            # One that breaks as soon as it is there is no better than none.
+            lived_s = self._loop.time() - link.began_at
+            is_flapping = lived_s < self._settings.handshake_s
+            neighbour.failures = neighbour.failures + 1 if is_flapping else 0
             self._lose(neighbour)
         if neighbour.outbox:
             self._need_link(neighbour)
@@ -398,16 +387,6 @@ class Mesh:
         if neighbour is None:
             neighbour = self._neighbours[peer] = _Neighbour(peer, Outbox(self._outbox_bytes))
         return neighbour
-
-    def _greeting(self, dst: PeerId) -> Greeting:
-        return Greeting(
-            self._swarm,
-            self.peer,
-            dst,
-            self._incarnation,
-            draw_sequence(),
-            self._limits.window_bytes,
-        )
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)

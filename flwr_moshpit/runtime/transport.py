@@ -32,8 +32,11 @@ class Transport(Protocol):
     """Carries one peer's messages."""
 
     peer: PeerId
-    refusals: Counter[str]
-    """What was refused from others, by reason."""
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """What was refused from others, by reason."""
+        ...
 
     @property
     def address(self) -> str:

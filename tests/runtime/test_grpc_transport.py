@@ -18,6 +18,7 @@ from flwr_moshpit.runtime import certificates, grpc_transport, wire
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.certificates import new_key, public_key
 from flwr_moshpit.runtime.frames import Breach, pack, unpack
+from flwr_moshpit.runtime.greeting import BREACHES_MAX
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Authority, Identity
 from flwr_moshpit.runtime.mesh import Settings
@@ -400,12 +401,15 @@ async def torment(count: int) -> None:
     site = Site()
     try:
         a = await site.station(AUTHORITY.issue(A))
-        intruder = site.intruder(credentials(*signed(B)), a)
         links = survived = 0
         sequence: int | None = None
         for raw in hostile_frames(seed=3, count=count):
             if sequence is None:
-                sequence, links = (await intruder.greet("b")).first_sequence, links + 1
+                # Under one name it would soon be banned.
+                name = f"b{links // (BREACHES_MAX - 1)}"
+                if links % (BREACHES_MAX - 1) == 0:
+                    intruder = site.intruder(credentials(*signed(PeerId(name))), a)
+                sequence, links = (await intruder.greet(name)).first_sequence, links + 1
             if await provoke(intruder, numbered(raw, sequence), sequence):
                 sequence, survived = sequence + 2, survived + 1
             else:
@@ -413,6 +417,7 @@ async def torment(count: int) -> None:
         assert count // 10 < links < count
         assert count // 10 < survived < count
         assert sum(a.transport.refusals.values()) > links // 2
+        assert a.transport.banned == {}
         await intruder.close()
         await still_serves(site, a)
         await a.until(lambda: a.transport.num_links <= 1)
@@ -441,6 +446,27 @@ def test_hostile_frames_into_a_live_port() -> None:
 @pytest.mark.slow
 def test_5_000_hostile_frames_into_a_live_port() -> None:
     asyncio.run(asyncio.wait_for(torment(5_000), 20 * CAP_S))
+
+
+def test_who_breaks_the_rules_again_and_again_is_banned() -> None:
+    async def scenario(site: Site) -> None:
+        a = await site.station(AUTHORITY.issue(A))
+        intruder = site.intruder(credentials(*signed(B)), a)
+        for _ in range(BREACHES_MAX):
+            await intruder.greet("b")
+            await intruder.until_thrown_out([part_frame(0)])
+        await a.until(lambda: list(a.transport.banned) == [B])
+        assert a.transport.banned[B].startswith("sequence")
+        with pytest.raises(Breach, match="banned"):
+            await intruder.greet("b")
+        assert a.transport.refusals == {"sequence": BREACHES_MAX, "banned": 1}
+        a.lost.clear()
+        a.transport.set_address(B, "127.0.0.1:1")
+        a.transport.send(B, messages.Waiting(GROUP))
+        await a.until(lambda: a.lost == [B])
+        await still_serves(site, a)
+
+    run(scenario)
 
 
 def test_a_port_that_is_taken_is_an_error_with_a_name() -> None:
