@@ -16,8 +16,8 @@ import sys
 from common import AppTrainer, parser, ran
 
 from flwr_moshpit.config import FedAvg, Moshpit, RandomGroups, RFast, Ring
-from flwr_moshpit.simulation.compare import Contest
 from flwr_moshpit.simulation.comparison import Row
+from flwr_moshpit.simulation.contest import Contest
 from flwr_moshpit.simulation.intervals import mean_interval
 from flwr_moshpit.simulation.network import Network
 

@@ -12,8 +12,9 @@ import torch
 
 from flwr_moshpit.commands.compare import RunsProgress
 from flwr_moshpit.flower.app import load_app
-from flwr_moshpit.simulation.compare import Contest, compare
+from flwr_moshpit.simulation.compare import compare
 from flwr_moshpit.simulation.comparison import Comparison, Ratio
+from flwr_moshpit.simulation.contest import Contest
 from flwr_moshpit.torch_trainer import TorchTrainer
 
 

@@ -19,7 +19,7 @@ import sys
 from common import AppTrainer, parser, ran, verdict
 
 from flwr_moshpit.config import ADPSGD, DPSGD, OSGP, SGP, Moshpit, Ring
-from flwr_moshpit.simulation.compare import Contest
+from flwr_moshpit.simulation.contest import Contest
 from flwr_moshpit.simulation.cost import COST_MODELS
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.network import Network

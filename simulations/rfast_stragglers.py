@@ -17,7 +17,7 @@ import sys
 from common import AppTrainer, parser, ran, verdict
 
 from flwr_moshpit.config import ADPSGD, DPSGD, OSGP, RFast, Ring
-from flwr_moshpit.simulation.compare import Contest
+from flwr_moshpit.simulation.contest import Contest
 from flwr_moshpit.simulation.network import Network
 
 FLEET = "jetson-orin-nano:0.7,jetson-orin-nx-16gb:0.3"

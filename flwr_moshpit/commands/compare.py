@@ -26,8 +26,9 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import App, load_app
 from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.observe.text import duration, scaled
-from flwr_moshpit.simulation.compare import Contest, Task, compare, steps_per_round
+from flwr_moshpit.simulation.compare import compare
 from flwr_moshpit.simulation.comparison import CURVES, RESULTS, Comparison
+from flwr_moshpit.simulation.contest import Contest, Task, steps_per_round
 from flwr_moshpit.simulation.device import load_catalogue
 from flwr_moshpit.simulation.fault_grammar import parse_duration
 from flwr_moshpit.simulation.fleet import Fleet

@@ -127,7 +127,8 @@ class Comparison:
     def ratio(self, slow: str, fast: str) -> Ratio | None:
         """Time to the target of `slow` over that of `fast`, over the seeds that both have run.
 
-        None where `fast` does not reach the target in each of them.
+        None where `fast` does not reach the target in each of them, or where `slow` was over before
+        `fast` got there.
         """
         if self.target is None:
             return None
@@ -143,7 +144,7 @@ class Comparison:
                 return None
             is_bound |= theirs is None
             time_s = other.points[-1].t if theirs is None else theirs.t
-            if not time_s > 0:
+            if not time_s > 0 or (theirs is None and time_s < mine.t):
                 return None
             ratios.append(time_s / mine.t)
         return Ratio(ratio_interval(ratios), is_bound) if ratios else None

@@ -20,8 +20,9 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.observe.band_plot import band_figure, spread_labels
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.protocol import build
-from flwr_moshpit.simulation.compare import EVALUATIONS, Contest, Task, compare, run_task
+from flwr_moshpit.simulation.compare import compare, run_task
 from flwr_moshpit.simulation.comparison import CURVES, RESULTS, Comparison
+from flwr_moshpit.simulation.contest import EVALUATIONS, Contest, Task
 from flwr_moshpit.simulation.history import Point
 from flwr_moshpit.simulation.intervals import mean_interval, ratio_interval
 from flwr_moshpit.simulation.reach import Run, best_try, derived_target, reach
@@ -321,6 +322,9 @@ def test_who_never_arrives_is_a_bound_and_no_winner() -> None:
     assert ratio.interval.mean == pytest.approx(8.0)
     assert result.ratio("fast", "never") is None
     assert ">8.00" in result.table()
+    # Its whole time is shorter, and says nothing.
+    over = comparison(*result.runs[:1], run("never", 0, (0, 0.0), (1, 0.1)))
+    assert over.ratio("never", "fast") is None
     assert result.rows()[1].reached == 0
     assert result.rows()[1].time_s is None
 
