@@ -13,7 +13,8 @@ from flwr_moshpit.errors import RemoteProtocolError, TransportError
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime.carrier import Accept, Pipe
 from flwr_moshpit.runtime.identity import Identity
-from flwr_moshpit.runtime.mesh import Mesh, Settings
+from flwr_moshpit.runtime.mesh import Mesh
+from flwr_moshpit.runtime.neighbour import Settings
 from flwr_moshpit.runtime.wire import Limits
 
 SERVICE = "flwr_moshpit.peer.Peer"

@@ -60,12 +60,16 @@ class Link:
         self._now = asyncio.get_running_loop().time
         self._num_messages = 0
         self._owes_bye = False
-        self.began_at = self._now()
+        self._began_at = self._now()
         self.receiver = Receiver(limits, mine.first_sequence, deliver, self.wake, door.refusals)
         self.receiver.on_receipt = self._on_receipt
         self.sender = Sender(
             outbox, limits, theirs.first_sequence, theirs.window_bytes, self.receiver.receipt
         )
+
+    @property
+    def age_s(self) -> float:
+        return self._now() - self._began_at
 
     @property
     def is_draining(self) -> bool:

@@ -21,7 +21,8 @@ from typing import Protocol
 from flwr_moshpit.errors import TransportError
 from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.runtime.carrier import Accept, Pipe
-from flwr_moshpit.runtime.mesh import Mesh, OnLinkLost, OnMessage, Settings
+from flwr_moshpit.runtime.mesh import Mesh
+from flwr_moshpit.runtime.neighbour import OnLinkLost, OnMessage, Settings
 from flwr_moshpit.runtime.wire import Limits
 
 LOCAL_FRAMES_MAX = 4

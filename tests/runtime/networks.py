@@ -10,7 +10,8 @@ from typing import Any
 from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Authority
-from flwr_moshpit.runtime.mesh import Mesh, Settings
+from flwr_moshpit.runtime.mesh import Mesh
+from flwr_moshpit.runtime.neighbour import Settings
 from flwr_moshpit.runtime.transport import LocalNetwork, LocalTransport
 from flwr_moshpit.runtime.wire import Limits
 

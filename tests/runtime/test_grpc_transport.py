@@ -21,7 +21,7 @@ from flwr_moshpit.runtime.frames import Breach, pack, unpack
 from flwr_moshpit.runtime.greeting import BREACHES_MAX
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Authority, Identity
-from flwr_moshpit.runtime.mesh import Settings
+from flwr_moshpit.runtime.neighbour import Settings
 from flwr_moshpit.runtime.wire import Limits
 from tests.runtime.intruder import LIMITS, Intruder
 from tests.runtime.networks import CAP_S, Station

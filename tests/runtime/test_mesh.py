@@ -11,7 +11,8 @@ from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.carrier import Accept, Pipe
 from flwr_moshpit.runtime.frames import pack
 from flwr_moshpit.runtime.greeting import BUSY
-from flwr_moshpit.runtime.mesh import Mesh, Settings
+from flwr_moshpit.runtime.mesh import Mesh
+from flwr_moshpit.runtime.neighbour import Settings
 from flwr_moshpit.runtime.transport import LocalPipe
 from flwr_moshpit.runtime.wire import Limits
 from tests.runtime.networks import CAP_S, Station

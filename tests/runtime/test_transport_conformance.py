@@ -11,7 +11,7 @@ import pytest
 from flwr_moshpit.protocol import membership_messages as membership
 from flwr_moshpit.protocol import messages
 from flwr_moshpit.protocol.machine import Message, PeerId
-from flwr_moshpit.runtime.mesh import Settings
+from flwr_moshpit.runtime.neighbour import Settings
 from tests.runtime.networks import KINDS, QUICK, Station, Stations, run
 from tests.runtime.samples import GROUP, example
 
