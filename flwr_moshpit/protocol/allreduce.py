@@ -38,6 +38,7 @@ from flwr_moshpit.protocol.messages import (
     Ask,
     Average,
     Fetch,
+    Gone,
     GroupNamed,
     Member,
     Part,
@@ -54,8 +55,9 @@ COUNTER_MAX = 1 << 20
 SILENCES_MAX = 3
 """Unanswered questions after which a member counts as lost even if the membership sees it live."""
 
-CERTAIN = ("dead", "unreachable", "silent", "gone")
-"""Reasons for a loss after which the peer is not asked whether it has finished."""
+CERTAIN = ("dead", "silent", "gone")
+"""Reasons for a loss after which the peer is not asked whether it has finished. One that cannot be
+reached, or is accused, may live and may have finished: it is asked until it is silent for good."""
 
 NOTHING = "nobody has anything to average"
 
@@ -80,8 +82,11 @@ def objection(named: GroupNamed, dim: int) -> str | None:
         return "the shares do not cover the vector"
     if named.dim != dim or any(share.reducer not in peers for share in named.shares):
         return "impossible shares"
-    stall_s = named.stall_s
-    return None if math.isfinite(stall_s) and stall_s > 0 else "impossible time"
+    if named.shares and sum(weights) <= 0:
+        return "bad weight"
+    if named.part_elems < 1:
+        return "impossible pieces"
+    return None if 0.01 <= named.stall_s <= 1e6 else "impossible time"
 
 
 def unusable(data: object, size: int, dtype: np.dtype[Any], weight: float) -> str | None:
@@ -127,7 +132,6 @@ class AllReduce:
         named: GroupNamed,
         vector: Vector,
         alive: Callable[[PeerId], bool],
-        part_elems: int,
         now: float,
     ) -> None:
         self.me = me
@@ -138,7 +142,6 @@ class AllReduce:
         self.began_at = now
         self._vector = vector
         self._alive = alive
-        self._part_elems = part_elems
         self._first = {member.peer: member for member in named.members}
         self._weights = {member.peer: member.weight for member in named.members}
         self._parts: dict[int, dict[PeerId, Vector]] = {}
@@ -147,6 +150,9 @@ class AllReduce:
         self._early: dict[Version, dict[int, tuple[PeerId, Vector]]] = {}
         self._sent_to: dict[int, PeerId] = {}
         self._promised = named.version
+        """The highest ballot that I have answered or named: it never falls."""
+        self._stands: Version | None = None
+        """A version that somebody finished: I may finish it whatever I have promised."""
         self._ballot: dict[PeerId, bool] | None = None
         self._holder: PeerId | None = None
         self._lost: dict[PeerId, str] = {}
@@ -162,7 +168,7 @@ class AllReduce:
         """For people: whose messages are missing, for what."""
         if self._ballot is not None:
             return {"answers": [peer for peer, answer in self._ballot.items() if not answer]}
-        if self._promised > self.named.version:
+        if self._is_frozen:
             return {"new version": self.named.ranks[self._promised.rank]}
         parts: dict[PeerId, None] = {}
         averages: dict[PeerId, None] = {}
@@ -178,9 +184,17 @@ class AllReduce:
 
     def handle(self, src: PeerId, message: Message, now: float) -> list[Effect]:
         """A message of this group. Whatever it says, `src` has shown that it lives."""
-        if src not in self._weights and not isinstance(message, Accuse | Fetch | Part | Query):
+        outsiders = Accuse | Answer | Fetch | Part | Query | Stands
+        if src not in self._weights and not isinstance(message, outsiders):
             return []
-        self._silences.pop(src, None)
+        if isinstance(message, Part | Average | Answer | Waiting | Stands | GroupNamed):
+            self._silences.pop(src, None)
+        if self.outcome and self.outcome.average is None:
+            # I sit this group out, with what I have.
+            asks = isinstance(message, Accuse | Answer | Ask | Fetch | Query)
+            return [Send(src, Gone(self.group, self.outcome.lost_track))] if asks else []
+        if self.outcome and isinstance(message, Accuse | Answer | Ask | Query | GroupNamed):
+            return [Send(src, Stands(self.named, self.me))]
         match message:
             case Part():
                 return self._on_part(src, message, now)
@@ -191,8 +205,6 @@ class AllReduce:
             case Fetch():
                 return self._on_fetch(src, message)
             case Accuse():
-                if self.outcome and self.outcome.average is not None:
-                    return [Send(src, Stands(self.named, self.me))]
                 if message.peer != self.me and src in self._weights:
                     return self._lose(message.peer, f"accused: {message.reason}", now)
             case Query():
@@ -239,11 +251,11 @@ class AllReduce:
         asked: dict[PeerId, list[Effect]] = {}
         if self._ballot is not None:
             asked = {peer: [self._query(peer)] for peer, said in self._ballot.items() if not said}
-        elif self._promised > self._version and not self._is_lost(self._ballots_namer):
-            # Frozen, and the namer says nothing: its message or my answer may have been lost.
-            answer = Answer(self.group, self._promised, False)
+        elif self._is_frozen and not self._is_lost(self._ballots_namer):
+            # The namer says nothing: its message or my answer may have been lost.
+            answer = Answer(self.group, self._promised)
             asked[self._ballots_namer] = [Send(self._ballots_namer, answer)]
-        elif self._promised > self._version or any(peer in self._lost for peer in self._weights):
+        elif self._is_frozen or any(peer in self._lost for peer in self._weights):
             if self._namer() == self.me:
                 return self._ask_the_living(now)
             asked[self._namer()] = [
@@ -274,13 +286,14 @@ class AllReduce:
 
     def on_link_lost(self, peer: PeerId, now: float) -> list[Effect]:
         """Something to or from `peer` was lost: say it again once, then take `peer` for lost."""
-        if self.outcome or peer not in self._weights:
+        if self.outcome:
+            # What was lost may have been the last piece that `peer` needed.
+            return self._show(peer) if peer in self._weights else []
+        if peer not in self._weights or self._ballot is not None:
             return []
         if peer in self._retried or not self._alive(peer):
             return self._lose(peer, "unreachable", now)
         self._retried[peer] = None
-        if self._ballot is not None:
-            return [self._query(peer)] if self._ballot.get(peer) is False else []
         effects: list[Effect] = []
         for offset, to in list(self._sent_to.items()):
             if to == peer:
@@ -290,15 +303,28 @@ class AllReduce:
                 effects.append(Send(peer, Fetch(self.group, self.named.version, offset)))
         return effects
 
-    def forgotten_by(self, src: PeerId, now: float) -> list[Effect]:
-        """`src` knows nothing of the group: it never joined it, or is long past it."""
-        if self.outcome:
+    def forgotten_by(self, src: PeerId, finished: bool, now: float) -> list[Effect]:
+        """`src` is not in the group, or was, and is so long past it that it cannot serve it."""
+        if self.outcome or src not in self._weights:
             return []
-        effects = self._lose(src, "gone", now)
-        others = [peer for peer in self._weights if peer != self.me and peer not in self._lost]
-        if not others and self.outcome is None:
-            self._end(None, "the others are gone", lost_track=True)
-        return effects
+        if finished:
+            # My contribution is in what the others have gone on with.
+            self._end(None, "the others are past it", lost_track=True)
+            return []
+        return self._lose(src, "gone", now)
+
+    def _show(self, peer: PeerId) -> list[Effect]:
+        """Say once, to one that may have missed it, how this ended."""
+        outcome = self.outcome
+        if outcome is None or outcome.average is None or peer in self._retried:
+            return []
+        self._retried[peer] = None
+        return [Send(peer, Stands(self.named, self.me))]
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether I may not finish this version: I have told a namer that I had not."""
+        return self._promised > self._version and self._stands != self._version
 
     @property
     def _ballots_namer(self) -> PeerId:
@@ -306,7 +332,8 @@ class AllReduce:
         return self.named.ranks[self._promised.rank]
 
     def _is_lost(self, peer: PeerId) -> bool:
-        return peer in self._lost or not self._alive(peer)
+        mine = peer == self.me and self._ballot is None
+        return mine or peer in self._lost or not self._alive(peer)
 
     # Averaging
 
@@ -322,12 +349,12 @@ class AllReduce:
         if self.outcome:
             return []
         if self.me not in self._weights:
-            self._end(None, self._lost.get(self.me, "left out"))
+            self._end(None, "left out")
             return []
         self._pieces = {
-            begin: (min(share.end, begin + self._part_elems), share.reducer)
+            begin: (min(share.end, begin + named.part_elems), share.reducer)
             for share in named.shares
-            for begin in range(share.begin, share.end, self._part_elems)
+            for begin in range(share.begin, share.end, named.part_elems)
         }
         if not self._pieces or len(self._weights) == 1:
             self._end(None, "nobody came" if len(self._weights) == 1 else NOTHING)
@@ -429,8 +456,6 @@ class AllReduce:
         return []
 
     def _on_fetch(self, src: PeerId, message: Fetch) -> list[Effect]:
-        if self.outcome and self.outcome.average is None:
-            return []
         if self.outcome and message.version != self._version:
             return [Send(src, Stands(self.named, self.me))]
         piece = self._pieces.get(message.offset)
@@ -450,8 +475,7 @@ class AllReduce:
         return self.named.version
 
     def _check_done(self) -> None:
-        frozen = self._promised > self._version
-        if self.outcome or frozen or len(self._averages) < len(self._pieces):
+        if self.outcome or self._is_frozen or len(self._averages) < len(self._pieces):
             return
         if len(self._averages) == 1:
             average = self._averages[0]
@@ -462,11 +486,12 @@ class AllReduce:
 
     def _end(self, average: Vector | None, reason: str, lost_track: bool = False) -> None:
         members = self.named.members
+        contributors = tuple(member.peer for member in members if member.weight > 0)
         self.outcome = Outcome(
             average,
             sum(member.weight for member in members),
             sum(member.num_cells for member in members),
-            tuple(member.peer for member in members if member.weight > 0),
+            contributors if average is not None else (),
             reason,
             lost_track,
         )
@@ -474,6 +499,7 @@ class AllReduce:
         self._averages = {}
         self._early.clear()
         self._ballot = None
+        self._vector = self._vector[:0]
 
     # Losses and versions
 
@@ -515,7 +541,7 @@ class AllReduce:
     def _ask_the_living(self, now: float) -> list[Effect]:
         rank = self.named.ranks.index(self.me)
         ballot = Version(max(self._version.counter, self._promised.counter) + 1, rank)
-        self._promised = ballot
+        self._promised, self._stands = ballot, None
         self._progress_at = now
         self._ballot = {
             peer: False for peer in self._weights if peer != self.me and self._can_answer(peer)
@@ -527,22 +553,18 @@ class AllReduce:
         return Send(peer, Query(self.group, self._promised))
 
     def _on_query(self, src: PeerId, message: Query) -> list[Effect]:
-        if self.outcome and self.outcome.average is not None:
-            return [Send(src, Stands(self.named, self.me))]
         if message.ballot > self._promised:
-            self._promised = message.ballot
+            self._promised, self._stands = message.ballot, None
             self._ballot = None
-        return [Send(src, Answer(self.group, self._promised, False))]
+        return [Send(src, Answer(self.group, self._promised))]
 
     def _on_answer(self, src: PeerId, message: Answer, now: float) -> list[Effect]:
-        if self.outcome and self.outcome.average is not None:
-            return [Send(src, Stands(self.named, self.me))]
         if self._ballot is None:
             # The answer was repeated because my naming of that ballot got lost.
             known = message.ballot == self._version and self.named.ranks[message.ballot.rank]
             return [Send(src, self.named)] if known == self.me else []
         if message.ballot > self._promised:
-            self._promised = message.ballot
+            self._promised, self._stands = message.ballot, None
             self._ballot = None
         elif message.ballot == self._promised and src in self._ballot:
             self._ballot[src] = True
@@ -562,6 +584,7 @@ class AllReduce:
             self._reassigned(members),
             self.named.ranks,
             self.named.dim,
+            self.named.part_elems,
             self.named.stall_s,
         )
         lost = {peer: why for peer, why in self._lost.items() if peer in self._weights}
@@ -603,8 +626,8 @@ class AllReduce:
         if self._ballot is not None:
             # Those whom I asked have promised me to finish nothing.
             effects += [Send(peer, message) for peer in self._ballot if peer != message.holder]
-        self._promised = message.named.version
         self._ballot = None
+        self._stands = message.named.version
         if message.named.version > self._version:
             effects += self._take_version(message.named, now, stands=True)
         if self.outcome:

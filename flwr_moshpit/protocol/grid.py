@@ -163,7 +163,9 @@ class Grid:
         """
         found = self._lines.get((key.axis, key.line))
         if found is None:
-            found = self._lines[key.axis, key.line] = self._make_line(key.axis, key.line)
+            found = self._make_line(key.axis, key.line)
+            if found:
+                self._lines[key.axis, key.line] = found
         return found
 
     def _make_line(self, axis: int, line: int) -> dict[PeerId, int]:

@@ -16,8 +16,8 @@ that linger and peers that pause, agreement comes from a lease on the parent's o
   what it had pushed (released), and only then may that mass go anywhere else.
 - An `EdgeId` is used once. Only an `Attach` makes an edge, each parent remembers for every child
   the highest edge that is over, and a push on an edge that is over is answered with `Detached`.
-- The side that comes to miss the other's messages asks for an answer at half of the lease. These
-  messages are tiny and reliable, so that an edge survives the loss of most pushes and models.
+- The side that comes to miss the other's messages asks for an answer in the lease's last third.
+  These messages are tiny and reliable: an edge survives the loss of most pushes and models.
 
 Between a drop and a release the mass is at neither end: on its way back, as if it were in flight.
 """
@@ -90,6 +90,8 @@ class Leases:
         self._dim = ledger.dim
         self._schema = schema
         self._lease_s = lease_s
+        self._ask_s = lease_s / 3
+        """An answer is asked for when no more than this is left of a lease."""
         self._standing = standing
         self._emit = emit
         self._over: dict[PeerId, EdgeId] = {}
@@ -115,7 +117,7 @@ class Leases:
         del self.asks[parent]
         out = OutEdge(grant.edge, grant.incarnation, heard_at=now, echo_s=grant.clock_s)
         self.ledger.outs[parent] = out
-        self.due = min(self.due, now + self._lease_s / 2)
+        self.due = min(self.due, now + self._lease_s - self._ask_s)
         self._answer(parent, out, wants_answer=False)
         return out
 
@@ -164,7 +166,7 @@ class Leases:
         if known is None or edge > known.edge:
             known = InEdge(edge, hold_until=now + self._lease_s)
             self.ledger.add_in(child, known)
-            self.due = min(self.due, now + self._lease_s / 2)
+            self.due = min(self.due, known.hold_until - self._ask_s)
         self.grant(child, known, now, wants_answer=False)
         return known
 
@@ -256,10 +258,10 @@ class Leases:
             lapsed.children.append(child)
             self._emit(Report("lapsed", {"peer": child, "end": "parent"}))
             return
-        ask_at = max(held.hold_until - self._lease_s / 2, held.nudged_at + self._lease_s / 4)
+        ask_at = max(held.hold_until - self._ask_s, held.nudged_at + self._ask_s / 2)
         if ask_at <= now:
             held.nudged_at = now
-            ask_at = now + self._lease_s / 4
+            ask_at = now + self._ask_s / 2
             self.grant(child, held, now, wants_answer=True)
         self.due = min(self.due, ask_at, held.hold_until)
 
@@ -273,10 +275,10 @@ class Leases:
         self.due = min(self.due, end)
         if out.closing:
             return
-        ask_at = max(out.heard_at + self._lease_s / 2, out.nudged_at + self._lease_s / 4)
+        ask_at = max(end - self._ask_s, out.nudged_at + self._ask_s / 2)
         if ask_at <= now:
             out.nudged_at = now
-            ask_at = now + self._lease_s / 4
+            ask_at = now + self._ask_s / 2
             self._answer(parent, out, wants_answer=True)
         self.due = min(self.due, ask_at)
 

@@ -44,6 +44,12 @@ from flwr_moshpit.protocol.partition import shares
 STALL_S = 2.0
 """A group without any progress for less than this is not asked what it waits for."""
 
+STALL_S_MAX = 3600.0
+"""Whatever a peer says of its link, nobody waits longer than this without asking."""
+
+LOBBIES_MAX = 256
+"""Lobbies that a leader keeps; before more are opened, those of past rounds are given up."""
+
 SLACK = 0.06
 """A member counts as overdue this fraction of its local time after it had announced to come."""
 
@@ -60,6 +66,7 @@ class Arrival:
 
     at: float
     weight: float
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ class Lobby:
 
     __slots__ = (
         "arrivals",
-        "called",
+        "called_at",
         "closed",
         "etas",
         "expected",
@@ -103,7 +110,7 @@ class Lobby:
         self.guesses: dict[PeerId, float] = {}
         """Etas of members that have never done such a job before."""
         self.local_s: dict[PeerId, float] = {}
-        self.called = False
+        self.called_at: float | None = None
         self.sweep = False
         self.later_round = 0
         """The highest round that a member said it has reached."""
@@ -124,7 +131,7 @@ class Lobby:
 
     def arrive(self, peer: PeerId, arrival: Arrival, local_s: float, sweep: bool) -> None:
         self.expected[peer] = None
-        self.arrivals.setdefault(peer, arrival)
+        self.arrivals[peer] = arrival
         self.etas.pop(peer, None)
         self.guesses.pop(peer, None)
         self.local_s[peer] = local_s
@@ -152,11 +159,17 @@ class Lobby:
         if len(self.arrivals) == len(self.expected):
             return Decision(True, None, False, "all are here")
         silent = self.silent(now)
+        if not any(arrival.weight > 0 for arrival in self.arrivals.values()):
+            # They have come to be given the swarm's model: without the others this is no group.
+            again_at = now if self.called_at is None else self.called_at + SWEEP_PATIENCE_S
+            call = bool(silent) and again_at <= now
+            wake_at = now + SWEEP_PATIENCE_S if call else max(again_at, now + PATIENCE_S)
+            return Decision(False, wake_at, call, "nobody has a model yet")
         target, wait_from, grace_s = self._target(now, patience, group_s)
         call_at = None
         if silent:
             target = max(target, wait_from + grace_s)
-            call_at = None if self.called else wait_from + grace_s / 8
+            call_at = wait_from + grace_s / 8 if self.called_at is None else None
         if now >= target:
             return Decision(True, None, False, "waited long enough" if silent else "worth no wait")
         call = call_at is not None and now >= call_at
@@ -167,11 +180,12 @@ class Lobby:
 
     def _target(self, now: float, patience: float, group_s: float) -> tuple[float, float, float]:
         """(until when to wait for those who announced, from when and how long for the silent)."""
-        here = sorted((arrival.at, self.local_s[peer]) for peer, arrival in self.arrivals.items())
+        with_model = {peer: a for peer, a in self.arrivals.items() if a.weight > 0}
+        here = sorted((arrival.at, self.local_s[peer]) for peer, arrival in with_model.items())
         coming = [(eta, self.local_s[peer]) for peer, eta in self.etas.items() if eta > now]
         last = here[-1][0]
         times = sorted(here + coming)
-        half = (len(self.expected) + 1) // 2
+        half = (len(self.expected) - len(self.arrivals) + len(with_model) + 1) // 2
         local_s = times[min(half, len(times)) - 1][1]
         long_s = max(4 * patience * local_s, 4 * group_s, SWEEP_PATIENCE_S)
         if self.sweep:
@@ -188,7 +202,7 @@ class Lobby:
         # A group of one brings nobody anything, so each counts half a member less than it has.
         best, best_rate = middle, 0.0
         for count, (time, _) in enumerate(times, start=1):
-            rate = (count - 0.5) / (max(time, middle) - begin)
+            rate = (count - 0.5) / max(max(time, middle) - begin, 1e-9)
             if time <= middle + grace_s or rate >= best_rate:
                 best, best_rate = max(time, middle), rate
         return best, middle, grace_s
@@ -204,6 +218,7 @@ class GroupTerms:
     patience: float
     share_bytes_min: int
     weight_max: float
+    part_elems: int
 
 
 class Rendezvous:
@@ -234,6 +249,9 @@ class Rendezvous:
         times = (message.eta_s, message.local_s)
         if not all(math.isfinite(time) and time >= 0 for time in times):
             return [_refusal(src, "announce", "impossible time")]
+        if src not in grid.line(message.key):
+            return [_refusal(src, "announce", "not in this line")]
+        self.latest_round = max(self.latest_round, message.key.round)
         lobby = self._lobby(message.key, grid, view)
         if lobby is None or lobby.closed:
             return []
@@ -252,13 +270,15 @@ class Rendezvous:
         lobby = self._lobby(key, grid, view)
         if lobby is None or lobby.closed:
             group = lobby.group if lobby else None
-            if group is not None and src in group.ranks:
+            lives = [] if group is None else [(m.peer, m.incarnation) for m in group.members]
+            if group is not None and (src, message.incarnation) in lives:
                 return [Send(src, group)]
             later = Round(max(key.round + 1, self.latest_round))
             return [Send(src, Late(key, later))]
-        if src in lobby.arrivals:
+        known = lobby.arrivals.get(src)
+        if known is not None and known.incarnation == message.incarnation:
             return [Send(src, Hold(key))]
-        arrival = Arrival(now, message.weight)
+        arrival = Arrival(now, message.weight, message.incarnation)
         lobby.arrive(src, arrival, message.local_s, message.sweep)
         return self._settle(lobby, view, now)
 
@@ -304,8 +324,10 @@ class Rendezvous:
 
     def _lobby(self, key: GroupKey, grid: Grid, view: View) -> Lobby | None:
         lobby = self._lobbies.get(key)
-        if lobby is None and self._closed.get((key.axis, key.line), -1) < key.round:
-            line = grid.line(key)
+        line = grid.line(key)
+        if lobby is None and line and self._closed.get((key.axis, key.line), -1) < key.round:
+            if len(self._lobbies) >= LOBBIES_MAX:
+                self.forget_before(self.latest_round - 1)
             living = [peer for peer in line if peer in view]
             lobby = self._lobbies[key] = Lobby(key, line, living)
         return lobby
@@ -328,7 +350,7 @@ class Rendezvous:
             return self._close(lobby, decision.reason, view, now)
         if not decision.call:
             return []
-        lobby.called = True
+        lobby.called_at = now
         effects: list[Effect] = [
             Send(peer, Call(lobby.key, lobby.sweep)) for peer in lobby.silent(now)
         ]
@@ -375,17 +397,18 @@ class Rendezvous:
                 named_shares.append(Share(begin, begin + count, peer))
                 begin += count
         slowest = min([rate for rate in uplinks if rate], default=math.inf)
-        stall_s = max(STALL_S, 8 * terms.dim * terms.itemsize / slowest)
+        stall_s = min(max(STALL_S, 8 * terms.dim * terms.itemsize / slowest), STALL_S_MAX)
         return GroupNamed(
             GroupId(key, self.me, self._incarnation),
             Version(0, 0),
             tuple(
-                Member(peer, weight, lobby.line[peer])
+                Member(peer, weight, lobby.line[peer], lobby.arrivals[peer].incarnation)
                 for peer, weight in zip(present, weights, strict=True)
             ),
             tuple(named_shares),
             tuple(present),
             terms.dim,
+            terms.part_elems,
             stall_s,
         )
 

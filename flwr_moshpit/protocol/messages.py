@@ -74,6 +74,8 @@ class Member:
     """What its vector counts for; one of weight 0 sends nothing and is given the mean."""
     num_cells: int
     """How many cells of the line it holds: more than one for a stand-in."""
+    incarnation: int
+    """Which life of the peer: one that restarted is not in the groups that it was in before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Arrive(Message):
     dim: int
     schema: bytes
     """Hash of names, shapes and dtypes: averaging needs equal ones."""
+    incarnation: int
     sweep: bool
     """For me this is a round without training: wait for everybody who can come."""
     local_s: float
@@ -171,6 +174,8 @@ class GroupNamed(Message):
     ranks: tuple[PeerId, ...]
     """The members of the first version, in order: `Version.rank` indexes it."""
     dim: int
+    part_elems: int
+    """Largest piece of a vector in one message."""
     stall_s: float
     """Without any progress for this long a member asks again."""
 
@@ -228,9 +233,11 @@ class Waiting(Message):
 
 @dataclass(frozen=True, slots=True)
 class Gone(Message):
-    """Answers about a group that I know nothing of (any more)."""
+    """Answers about a group that I am not in: it cannot count on me."""
 
     group: GroupId
+    finished: bool
+    """I was in it, it was finished, and I cannot serve its result any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +263,6 @@ class Answer(Message):
 
     group: GroupId
     ballot: Version
-    finished: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
 from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, objection, unusable
 from flwr_moshpit.protocol.cells import Cells
-from flwr_moshpit.protocol.grid import grid_of
+from flwr_moshpit.protocol.grid import Grid, grid_of
 from flwr_moshpit.protocol.grid import objection as unsound
 from flwr_moshpit.protocol.machine import (
     Cancel,
@@ -77,6 +77,7 @@ from flwr_moshpit.protocol.messages import (
     GroupNamed,
     Hold,
     Late,
+    Member,
     NewerPlan,
     Part,
     Plan,
@@ -89,8 +90,15 @@ from flwr_moshpit.protocol.messages import (
 from flwr_moshpit.protocol.planning import PLAN_KEY, Planner
 from flwr_moshpit.protocol.seat import Seat, round_values
 
-EARLY_MAX = 256
+EARLY_MAX = 1024
 """Messages kept of one group that is not named yet: its parts may overtake its naming."""
+
+EARLY_GROUPS_MAX = 16
+
+PAST_GROUPS_MAX = 256
+
+GUESS_S = 0.1
+"""Least guess of how long a training still takes that has taken longer than ever before."""
 
 KEPT_ROUNDS = 2
 """For so many rounds after its end a group is still served to members that missed its result."""
@@ -143,6 +151,12 @@ class MoshpitPeer:
         self._planner = Planner(me.peer, config)
         self._seats: list[Seat] = []
         self._groups: dict[GroupId, AllReduce] = {}
+        self._past_groups: dict[GroupId, bool] = {}
+        """Groups that I can serve no more, and those that I declined: whether I was in it."""
+        self._absent: dict[PeerId, None] = {}
+        """Peers that I saw die. One whose joining I have not heard of yet is not among them."""
+        self._fruitless = 0
+        """Rounds in a row in which nobody that I met had a model to give."""
         self._early: dict[GroupId, list[tuple[PeerId, Message]]] = {}
         self._training: _Training | None = None
         self._trained: tuple[Vector, Trained] | None = None
@@ -164,6 +178,7 @@ class MoshpitPeer:
                 config.patience,
                 config.share_bytes_min,
                 config.weight_max,
+                max(1, config.part_bytes // params.itemsize),
             ),
         )
         if state is not None:
@@ -195,6 +210,7 @@ class MoshpitPeer:
             "phase_began_at": self._phase_began_at,
             "cells": self._cells.snapshot(),
             "counted": self._counted,
+            "tag_along": self._tag_along,
             "local_s": self._local_s,
             "plan": plan and [list(plan.id), list(plan.radices), list(plan.holders)],
             "waits_for": [seat.waits_for() for seat in self._seats],
@@ -400,7 +416,8 @@ class MoshpitPeer:
     def _arrival(self, seat: Seat) -> Arrive:
         sweep = not self._trains_in(self.round)
         dim = len(seat.vector)
-        return Arrive(seat.key, seat.weight, dim, self._schema, sweep, self._local_s)
+        schema, life = self._schema, self._incarnation
+        return Arrive(seat.key, seat.weight, dim, schema, life, sweep, self._local_s)
 
     def _check_round(self, now: float) -> list[Effect]:
         return self._end_round(now) if all(seat.check() for seat in self._seats) else []
@@ -421,7 +438,7 @@ class MoshpitPeer:
             if outcome.average is not None:
                 weight = outcome.weight / outcome.num_cells
                 self._cells.replace(seat.cells, outcome.average, weight)
-                self._tag_along = False
+                self._tag_along, self._fruitless = False, 0
                 if seat.grouped_at is not None:
                     self._rendezvous.group_s = now - seat.grouped_at
             elif outcome.lost_track:
@@ -431,7 +448,8 @@ class MoshpitPeer:
             else:
                 # Nobody came to this line, but two cells of my own still average with each other.
                 self._cells.pool(seat.cells)
-                if not seat.later_round and outcome.reason in ("nobody else", NOTHING):
+                self._fruitless += outcome.reason == NOTHING
+                if len(self._view) <= 1 or self._fruitless > self._planner.num_axes:
                     self._tag_along = False
         later = max(seat.later_round for seat in self._seats)
         self._skip_training = later > 0
@@ -445,7 +463,10 @@ class MoshpitPeer:
         """Groups and lobbies that nobody can ask about any more."""
         oldest = self.round - KEPT_ROUNDS
         for group in [group for group in self._groups if group.key.round < oldest]:
-            del self._groups[group]
+            outcome = self._groups.pop(group).outcome
+            self._past_groups[group] = outcome is not None and outcome.average is not None
+        while len(self._past_groups) > PAST_GROUPS_MAX:
+            del self._past_groups[next(iter(self._past_groups))]
         for group in [group for group in self._early if group.key.round < self.round]:
             del self._early[group]
         self._rendezvous.forget_before(min(oldest, self._rendezvous.latest_round - KEPT_ROUNDS))
@@ -464,7 +485,7 @@ class MoshpitPeer:
                 return self._on_group_named(src, message, now)
             case Gone():
                 known = self._groups.get(message.group)
-                return known.forgotten_by(src, now) if known else []
+                return known.forgotten_by(src, message.finished, now) if known else []
             case NewerPlan():
                 return self._on_newer_plan(src, message.plan, now)
             case WhichPlan():
@@ -505,12 +526,11 @@ class MoshpitPeer:
         seat = next((seat for seat in self._seats if seat.key == key), None)
         match message:
             case Announce():
-                self._rendezvous.latest_round = max(self._rendezvous.latest_round, key.round)
                 return self._rendezvous.on_announce(src, message, grid, self._view, now)
             case Arrive():
                 return self._rendezvous.on_arrive(src, message, grid, self._view, now)
             case Call():
-                return self._on_call(src, message, seat, now)
+                return self._on_call(src, message, grid, seat, now)
             case Hold():
                 if seat is not None and seat.leader == src:
                     seat.retries = 0
@@ -526,9 +546,14 @@ class MoshpitPeer:
                     seat.end(f"refused: {message.reason}")
         return []
 
-    def _on_call(self, src: PeerId, message: Call, seat: Seat | None, now: float) -> list[Effect]:
+    def _on_call(
+        self, src: PeerId, message: Call, grid: Grid, seat: Seat | None, now: float
+    ) -> list[Effect]:
         """A leader has heard nothing of me: come, or say when, or that I am elsewhere."""
         key = message.key
+        past_end = self._until is not None and key.round > self._until + grid.num_axes
+        if past_end or not {src, self.me} <= {*grid.line(key)}:
+            return [Report("refused", {"peer": src, "reason": "no call of his", "what": "call"})]
         if key.round < self.round:
             return [Send(src, Late(key, self.round))]
         if seat is not None:
@@ -554,7 +579,7 @@ class MoshpitPeer:
         left_s = self._local_s - passed_s
         if left_s <= 0:
             # Later than ever before, or the first time: as long again as half of what it took.
-            left_s = passed_s / 2
+            left_s = max(passed_s / 2, GUESS_S)
             training.slip_at = now + left_s
         return left_s
 
@@ -563,19 +588,19 @@ class MoshpitPeer:
         if known is not None:
             return known.handle(src, named, now)
         seat = next((s for s in self._seats if s.key == named.group.key and s.waits), None)
-        if seat is None:
-            decline = Accuse(named.group, self.me, "declines")
-            heads = [peer for peer in named.ranks if peer != self.me]
-            return [Send(heads[0], decline)] if heads else []
+        if seat is None or named.group in self._past_groups:
+            return self._decline(named)
         reason = objection(named, len(seat.vector))
-        if reason or self.me not in (member.peer for member in named.members):
-            reason = reason or "without me"
-            return [Report("refused", {"peer": src, "reason": reason, "what": "group"})]
+        mine = Member(self.me, seat.weight, seat.num_cells, self._incarnation)
+        if reason is None and (
+            mine not in named.members or src not in (named.group.leader, *named.ranks)
+        ):
+            reason = "not what I came with"
+        if reason:
+            report = Report("refused", {"peer": src, "reason": reason, "what": "group"})
+            return [report, *self._decline(named)]
         seat.retry_at, seat.grouped_at = None, now
-        part_elems = max(1, self.config.part_bytes // seat.vector.itemsize)
-        seat.allreduce = AllReduce(
-            self.me, named, seat.vector, self._view.__contains__, part_elems, now
-        )
+        seat.allreduce = AllReduce(self.me, named, seat.vector, self._seems_alive, now)
         self._groups[named.group] = seat.allreduce
         effects: list[Effect] = []
         if not self._trains_in(self.round + 1):
@@ -595,13 +620,23 @@ class MoshpitPeer:
             return known.handle(src, message, now)
         if any(seat.waits and seat.key == group.key for seat in self._seats):
             # Its GroupNamed may be under way from the leader while this came from a member.
-            early = self._early.setdefault(group, [])
-            if len(early) < EARLY_MAX and len(self._early) <= EARLY_MAX:
-                early.append((src, message))
-                return []
+            # Dropped if there are too many; a part that is missed is asked for.
+            early = self._early.get(group, [])
+            if len(early) < EARLY_MAX and len(self._early) < EARLY_GROUPS_MAX:
+                self._early[group] = [*early, (src, message)]
+            return [Send(src, Answer(group, message.ballot))] if type(message) is Query else []
         if isinstance(message, Ask | Fetch | Query | Part | Answer | Accuse):
-            return [Send(src, Gone(group))]
+            return [Send(src, Gone(group, self._past_groups.get(group, False)))]
         return []
+
+    def _seems_alive(self, peer: PeerId) -> bool:
+        return peer not in self._absent
+
+    def _decline(self, named: GroupNamed) -> list[Effect]:
+        """I have gone elsewhere, and stay there: a later version must not count on me either."""
+        self._past_groups[named.group] = False
+        heads = [peer for peer in named.ranks if peer != self.me]
+        return [Send(heads[0], Accuse(named.group, self.me, "declines"))] if heads else []
 
     # Time, membership, plans
 
@@ -625,6 +660,9 @@ class MoshpitPeer:
 
     def _on_view(self, event: ViewChanged, now: float) -> list[Effect]:
         self._view = event.view
+        self._absent.update(dict.fromkeys(event.lost))
+        for peer in event.joined:
+            self._absent.pop(peer, None)
         effects: list[Effect] = []
         for peer in event.lost:
             effects += self._rendezvous.on_lost(peer, self._view, now)
@@ -652,13 +690,17 @@ class MoshpitPeer:
                 left = [g for g in self._early if g.key == seat.key and g.leader == leader]
                 for group in left:
                     sources = dict.fromkeys(src for src, _ in self._early.pop(group))
-                    effects += [Send(src, Gone(group)) for src in sources]
+                    self._past_groups[group] = False
+                    effects += [Send(src, Gone(group, False)) for src in sources]
                 effects += self._arrive(seat, now)
         return effects
 
     def _on_learned(self, record: Record, now: float) -> list[Effect]:
         if record.key != PLAN_KEY or not isinstance(record.value, Plan):
             return []
+        if record.rank != tuple(record.value.id):
+            values = {"peer": record.value.id.coordinator, "reason": "forged rank", "what": "plan"}
+            return [Report("refused", values)]
         effects = self._on_plan(record.value, now)
         self._planner.on_view(self._view, now)
         return effects
@@ -698,5 +740,5 @@ class MoshpitPeer:
         self.round = Round(state["round"])
         self._cells.restore(state["cells"])
         self._counted = state["counted"]
+        self._tag_along = state["tag_along"]
         self._local_s = state["local_s"]
-        self._tag_along = False

@@ -52,6 +52,10 @@ class Seat:
         return self.allreduce is None and self.outcome is None
 
     @property
+    def num_cells(self) -> int:
+        return len(self.cells)
+
+    @property
     def deadline(self) -> float | None:
         return self.allreduce.deadline if self.allreduce else self.retry_at
 

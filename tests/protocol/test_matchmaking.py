@@ -15,7 +15,7 @@ def lobby(size, here=(), coming=(), guesses=(), sweep=False):
     made = Lobby(KEY, dict.fromkeys(peers, 1), peers)
     rest = iter(peers)
     for at, local_s in here:
-        made.arrive(next(rest), Arrival(at, 1.0), local_s, sweep)
+        made.arrive(next(rest), Arrival(at, 1.0, 0), local_s, sweep)
     for eta, local_s in coming:
         made.announce(next(rest), eta - SLACK * local_s, local_s)
     for eta in guesses:
@@ -31,7 +31,7 @@ def closes_at(made, now, group_s=0.0):
         if decision.close:
             return now, called
         if decision.call:
-            called = made.called = True
+            called, made.called_at = True, now
             continue
         if decision.wake_at is None:
             return None, called
