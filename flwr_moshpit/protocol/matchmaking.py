@@ -56,7 +56,7 @@ SLACK = 0.06
 PATIENCE_S = 0.25
 """Least patience with silent members: a call and its answer need a round trip, or two."""
 
-SWEEP_PATIENCE_S = 1.0
+SWEEP_PATIENCE_S = 2.0
 """Least patience with silent members in a sweep: they may still hear of it."""
 
 
