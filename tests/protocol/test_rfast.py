@@ -34,6 +34,7 @@ from flwr_moshpit.protocol.machine import (
     Stop,
     TimerFired,
     View,
+    ViewChanged,
 )
 from flwr_moshpit.protocol.messages import (
     Attach,
@@ -317,6 +318,19 @@ def test_a_paused_parent_drops_what_lapsed_before_it_uses_anything() -> None:
     assert settled(net) < np.inf
 
 
+@pytest.mark.parametrize("topology", ["exponential", pytest.param("ring", marks=pytest.mark.slow)])
+def test_a_graph_closes_up_when_a_peer_dies_and_opens_when_one_comes(topology: str) -> None:
+    net = Net(PROBLEM, 4, config(topology), loss=0.2, delay_s=0.1, seed=8)
+    net.run(150)
+    net.crash(PeerId("p001"))
+    assert settled(net, 3000, 1e-3) < np.inf
+    net.join(5)
+    net.restart(PeerId("p003"))
+    assert settled(net, 3000, 1e-3) < np.inf
+    put_to_rest(net)
+    net.check_at_rest()
+
+
 # What a machine does, by hand.
 
 
@@ -438,6 +452,38 @@ def test_a_push_on_an_edge_that_nobody_asked_for_is_refused_for_ever() -> None:
     hand.attach(1, epoch=4)
     assert hand.sent(Grant) == []
     np.testing.assert_array_equal(hand.machine.tracked, np.zeros(4))
+
+
+def seen_dead(hand: Hand, *dead: int) -> ViewChanged:
+    lost = tuple(hand.ids[k] for k in dead)
+    return ViewChanged(View({p: PeerInfo(p) for p in hand.ids if p not in lost}), lost=lost)
+
+
+def test_a_dead_child_is_taken_out_at_once() -> None:
+    hand = root()
+    hand.push(1, hand.attach(1), 0, 1.0)
+    hand.push(2, hand.attach(2), 0, 5.0)
+    hand.do(seen_dead(hand, 1))
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 5.0))
+    assert list(hand.machine.ledger.ins) == ids(2)
+
+
+def test_what_was_pushed_into_a_dead_parent_comes_back_when_the_lease_is_over() -> None:
+    hand = attached_child()
+    hand.push(3, EdgeId(0, 0), 0, 5.0)
+    np.testing.assert_array_equal(hand.machine.tracked, np.zeros(4))
+    hand.do(seen_dead(hand, 0), later=1.0)
+    assert hand.sent(Detach), "in case that it is not dead after all"
+    hand.push(3, EdgeId(0, 0), 1, 7.0)
+    assert not hand.sent(Push)
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 2.0))
+    for _ in range(3):
+        # The child keeps its own lease.
+        hand.now += 0.7
+        hand.push(3, EdgeId(0, 0), hand.machine.ledger.ins[hand.ids[3]].counter + 1, 7.0)
+    hand.do(TimerFired(), later=0.3)
+    np.testing.assert_array_equal(hand.machine.tracked, np.full(4, 7.0))
+    assert hand.machine.is_root
 
 
 BAD = {
@@ -574,7 +620,7 @@ def test_a_model_of_before_is_not_taken() -> None:
         hand.hear(0, replace(stale, v=np.full(4, 77.0)))
         np.testing.assert_array_equal(hand.machine.params, np.full(4, 4.0))
     hand.hear(5, model(hand, 10))
-    np.testing.assert_array_equal(hand.machine.params, np.full(4, 4.0)), "not from its parent"
+    np.testing.assert_array_equal(hand.machine.params, np.full(4, 4.0))
 
 
 def test_a_newcomers_first_gradient_is_taken_at_the_others_model() -> None:
@@ -780,10 +826,9 @@ def test_w_and_a_may_be_different_trees() -> None:
     root_, *others = peers
     down = dict.fromkeys(others[:2], root_) | dict.fromkeys(others[2:], others[0])
     up = {others[k + 1]: others[k] for k in range(4)} | {others[0]: root_}
-    for stay in (0.0, 0.2):
-        graph = trees(down, up, root_, stay)
-        net = Net(PROBLEM, 6, config(), topology=graph, loss=0.2, delay_s=0.2, seed=7)
-        assert settled(net, 1500) < np.inf
+    graph = trees(down, up, root_, stay=0.2)
+    net = Net(PROBLEM, 6, config(), topology=graph, loss=0.2, delay_s=0.2, seed=7)
+    assert settled(net, 1500, 1e-3) < np.inf
 
 
 def test_settings_that_cannot_work_are_named() -> None:
