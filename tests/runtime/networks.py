@@ -10,12 +10,14 @@ from typing import Any
 from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Authority
-from flwr_moshpit.runtime.mesh import Mesh
 from flwr_moshpit.runtime.neighbour import Settings
-from flwr_moshpit.runtime.transport import LocalNetwork, LocalTransport
+from flwr_moshpit.runtime.transport import LocalNetwork, LocalTransport, Transport
 from flwr_moshpit.runtime.wire import Limits
+from flwr_moshpit.simulation.agenda import Agenda
+from tests.runtime.simulated import SimulatedNetwork, SimulatedTransport
 
-KINDS = ("local", "grpc")
+REAL = ("local", "grpc")
+ALL = (*REAL, "simulated")
 CAP_S = 15.0
 """No test waits longer for anything; all of them are done long before."""
 QUICK = Settings(backoff_s=0.01, backoff_max_s=0.05)
@@ -24,10 +26,13 @@ Take = Callable[[PeerId, Message], "asyncio.Future[None] | None"]
 
 
 class Station:
-    """One peer: its transport, and what came."""
+    """One peer: its transport, and what came. `agenda`: of its time, where that is virtual."""
 
-    def __init__(self, transport: Mesh, take: Take | None = None) -> None:
+    def __init__(
+        self, transport: Any, take: Take | None = None, agenda: Agenda | None = None
+    ) -> None:
         self.transport = transport
+        self._agenda = agenda
         self.peer = transport.peer
         self.inbox: list[tuple[PeerId, Message]] = []
         self.lost: list[PeerId] = []
@@ -45,6 +50,11 @@ class Station:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return when `condition` holds: looked at when something comes, and now and then."""
+        if self._agenda is not None:
+            while not condition():
+                assert self._agenda.is_due(), "nothing happens any more"
+                self._agenda.advance()
+            return
         while not condition():
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -66,6 +76,7 @@ class Stations:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._network = LocalNetwork()
+        self._simulated = SimulatedNetwork()
         self._authority = Authority.create("swarm")
         self._all: list[Station] = []
 
@@ -79,8 +90,11 @@ class Stations:
         settings: Settings = QUICK,
     ) -> Station:
         peer, limits = PeerId(name), Limits(dim)
-        transport: Mesh
-        if self._kind == "local":
+        transport: Transport
+        agenda = None
+        if self._kind == "simulated":
+            transport, agenda = SimulatedTransport(self._simulated, peer), self._simulated.agenda
+        elif self._kind == "local":
             transport = LocalTransport(
                 self._network,
                 peer,
@@ -97,7 +111,7 @@ class Stations:
                 incarnation=incarnation,
                 settings=settings,
             )
-        station = Station(transport, take)
+        station = Station(transport, take, agenda)
         await station.start()
         for other in self._all:
             other.transport.set_address(peer, transport.address)
