@@ -13,6 +13,7 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 def add_commands(commands: Any) -> None:
     """To `commands`, what `add_subparsers` returned."""
     _add_swarm(commands)
+    _add_demo(commands)
     _add_ca(commands)
     _add_peer(commands)
     _add_status(commands)
@@ -72,6 +73,20 @@ def _add_swarm(commands: Any) -> None:
     _add_training(add)
     add("--out", type=Path, metavar="DIR", help="where results go (runs/DATE-N)")
     add("--quiet", action="store_true", help="no progress")
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "demo",
+        _demo,
+        "real processes train while the ones they lean on are killed",
+        "Eight processes train `watch` over gRPC and mutual TLS on this machine; a reducer, a "
+        "leader and the contact are killed. Takes about two minutes.",
+    )
+    add = parser.add_argument
+    add("--seconds", type=float, metavar="S", help="of training (100)")
+    add("--out", type=Path, metavar="DIR", help="keep events, summary and model there")
 
 
 def _add_ca(commands: Any) -> None:
@@ -155,6 +170,14 @@ def _add_replay(commands: Any) -> None:
         "Replay a trace that `peer --trace` has written and compare every effect, bit for bit.",
     )
     parser.add_argument("file", metavar="FILE", type=Path)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.demo import DURATION_S, demo
+
+    given = _given(arguments)
+    results = demo(duration_s=given.get("seconds", DURATION_S), out=given.get("out"))
+    return EXIT_INTERRUPTED if results.interrupted else 0
 
 
 def _ca(arguments: argparse.Namespace) -> int:

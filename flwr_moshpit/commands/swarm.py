@@ -86,14 +86,19 @@ def swarm_settings(app: App, file: Mapping[str, Any], flags: Mapping[str, Any]) 
     return settings
 
 
-def local_peers(app: App, settings: RunSettings, folder: Path) -> list[PeerSettings]:
-    """One peer per client, under an authority made for this run in the private `folder`."""
+def local_peers(
+    app: App, settings: RunSettings, folder: Path, *, flower: bool | None = None
+) -> list[PeerSettings]:
+    """One peer per client, under an authority made for this run in the private `folder`.
+
+    `flower`: see `make_app_trainer`.
+    """
     authority = Authority.create(f"{app.name}-{os.getpid()}", valid_s=7 * DAY_S)
     authority.save(folder)
     schedule = Schedule(
         start=Start(until_round=settings.rounds), gather_peers=settings.peers, gather_s=GATHER_S
     )
-    make_trainer = make_app_trainer(app, settings.app)
+    make_trainer = make_app_trainer(app, settings.app, flower=flower)
     width = len(str(settings.peers - 1))
     identities = [authority.issue(PeerId(f"p{k:0{width}}")) for k in range(settings.peers)]
     return [

@@ -59,7 +59,6 @@ class SwarmRun:
         self.table = table
         self._settings = settings
         self._mean: Vector = self.trainer.initial_params(settings.seed)
-        self._table = table
         self._rows = table.rows
         self._write = JsonLines(out / EVENTS)
         self._models: dict[PeerId, Model] = {}
@@ -78,7 +77,7 @@ class SwarmRun:
 
     def __enter__(self) -> SwarmRun:
         self._rows.update({peer: PeerRow() for peer in self.swarm.living})
-        self._exit.enter_context(self._table)
+        self._exit.enter_context(self.table)
         self._exit.enter_context(self._write)
         return self
 
@@ -166,9 +165,9 @@ class SwarmRun:
             case Gone():
                 if peer not in self._ended:
                     row.state = "dead"
-                    self._table.alive -= 1
+                    self.table.alive -= 1
                 self._answered(peer)
-        self._table.update()
+        self.table.update()
 
     def _report(self, peer: PeerId, row: PeerRow, told: Reported) -> None:
         report = told.report
@@ -194,9 +193,9 @@ class SwarmRun:
     def _advance(self) -> None:
         living = self.swarm.living
         completed = sorted(self._rows[peer].completed for peer in living)
-        median = completed[len(completed) // 2] if completed else self._table.round
+        median = completed[len(completed) // 2] if completed else self.table.round
         rounds = self._settings.rounds
-        self._table.round = median if rounds is None else min(median, rounds)
+        self.table.round = median if rounds is None else min(median, rounds)
         if median > self._measured_round and time.monotonic() >= self._next_measure_at:
             self.measure()
 
@@ -218,12 +217,12 @@ class SwarmRun:
         metrics = dict(self.trainer.evaluate(self._mean).metrics)
         now = time.monotonic()
         self._next_measure_at = now + (now - began_at) / SHARE_OF_TIME
-        self._measured_round = self._table.round
+        self._measured_round = self.table.round
         since = began_at if self._began_at is None else self._began_at
-        self.points.append(Measured(began_at - since, self._table.round, alive, metrics))
-        self._table.accuracy = metrics.get("accuracy")
-        self._table.loss = metrics.get("loss")
-        values = {**metrics, "round": self._table.round, "alive": alive}
+        self.points.append(Measured(began_at - since, self.table.round, alive, metrics))
+        self.table.accuracy = metrics.get("accuracy")
+        self.table.loss = metrics.get("loss")
+        values = {**metrics, "round": self.table.round, "alive": alive}
         self._write(began_at - self.swarm.began_at, None, Report("swarm", values))
 
     def _results(self, interrupted: bool, alive: int) -> SwarmResults:
@@ -239,7 +238,7 @@ class SwarmRun:
             coverage=float(np.mean(self._coverages)) if self._coverages else None,
             wait_s=float(np.mean(self._waits_s)) if self._waits_s else None,
             alive=alive,
-            rounds=self._table.round,
+            rounds=self.table.round,
             settings=_described(self._settings),
         )
 

@@ -98,10 +98,13 @@ class Gone:
     """Nothing more comes: the process is dead. Told by the parent's side."""
 
 
-Told: TypeAlias = (
-    Loaded | Listening | Reported | Finished | Model | Failed | Ended | Gone | tuple[Any, ...]
-)
-"""A tuple is told by what `Wrap` has put around the machine."""
+class Noticed:
+    """Base of what a `Watcher` tells."""
+
+    __slots__ = ()
+
+
+Told: TypeAlias = Loaded | Listening | Reported | Finished | Model | Failed | Ended | Gone | Noticed
 
 Tell: TypeAlias = Callable[[Any], None]
 Wrap: TypeAlias = Callable[[Tell], "Watcher"]

@@ -1,0 +1,51 @@
+"""`flwr-moshpit demo`: those who die are the right ones, and what it says is what happened."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flwr_moshpit.cli import main
+from flwr_moshpit.commands import demo
+from flwr_moshpit.protocol.machine import PeerId
+from flwr_moshpit.runtime.watched import Averaged
+
+
+def averaged(brought: list[float], weight: float, got: list[float]) -> Averaged:
+    vectors = np.array(brought, np.float32), np.array(got, np.float32)
+    contributors = (PeerId("a"), PeerId("b"))
+    return Averaged(1.0, 3, contributors, 1.0, vectors[0], weight, vectors[1])
+
+
+def test_the_difference_is_from_the_weighted_mean() -> None:
+    of = {
+        PeerId("a"): averaged([0, 8], 1.0, [3, 2]),
+        PeerId("b"): averaged([4, 0], 3.0, [3, 2.5]),
+    }
+    assert demo._difference(of[PeerId("a")], of) == 0
+    assert demo._difference(of[PeerId("b")], of) == 0.5
+    del of[PeerId("a")]
+    assert np.isnan(demo._difference(of[PeerId("b")], of))
+
+
+@pytest.mark.slow
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--seconds", "1", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    victims = re.findall(r"SIGKILL of (p\d): (a reducer|the leader|the contact)", said)
+    assert [how for _, how in victims] == ["a reducer", "the leader", "the contact"]
+    assert victims[-1][0] == "p0"
+    assert len(dict(victims)) == 3
+    lines = re.findall(r"(\d) survivors: delay ([\d.]+) s, coverage (\d+) %, .* mean (\S+)", said)
+    assert [int(count) for count, *_ in lines] == [7, 6, 5]
+    # All were in the group when the reducer died; the others may find somebody late.
+    assert lines[0][2] == "100"
+    assert all(float(difference) < 1e-5 for *_, difference in lines)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["alive"] == 5
+    assert summary["accuracy"] > 0.6
+    assert (tmp_path / "out" / "model.npz").exists()
