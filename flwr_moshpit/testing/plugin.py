@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flwr_moshpit.testing.swarm import Swarm
+if TYPE_CHECKING:
+    from flwr_moshpit.testing.swarm import Swarm
 
 _SEEDS = pytest.StashKey[list[int]]()
 
@@ -29,6 +30,9 @@ def swarm(request: pytest.FixtureRequest) -> Generator[Callable[..., Swarm], Non
     The first argument is a Flower ClientApp or any `Trainer`. Other settings are those of
     `flwr_moshpit.testing.Swarm`. A failing test prints the seeds it used.
     """
+    # Not at the top: pytest loads this plugin in every project, used or not.
+    from flwr_moshpit.testing.swarm import Swarm
+
     made: list[Swarm] = []
     seeds = request.node.stash.setdefault(_SEEDS, [])
     fixed = request.config.getoption("--moshpit-seed")
