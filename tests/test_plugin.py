@@ -35,15 +35,7 @@ def test_that_fails(swarm):
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_project.py").write_text(PROJECT, encoding="utf-8")
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "flwr_moshpit.testing.plugin",
-            *options,
-            str(folder),
-        ],
+        [sys.executable, "-m", "pytest", *options, str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         stdout=subprocess.PIPE,
