@@ -39,7 +39,6 @@ class Bounds:
 
     id_length: int
     text_length: int
-    """Longer texts are cut off on the way out and refused on the way in."""
     bytes_length: int
     count: int
     """Entries of a list."""
@@ -246,12 +245,18 @@ class Compiler:
             return _checked(str, lambda text: _text(text, bounds.id_length, name))
         if kind is str:
             length = bounds.text_length
-            return lambda text: _printable(text[:length]), lambda text: _text(text, length, name)
+            if name in FOR_PEOPLE:
+                return lambda text: _printable(text[:length]), lambda text: _text(
+                    text, length, name
+                )
+            return _checked(str, lambda text: _text(text, length, name))
         if kind is bytes:
             return _checked(bytes, lambda content: _sized(content, bounds.bytes_length, name))
         return kind, lambda value: value
 
 
+FOR_PEOPLE = ("reason",)
+"""Texts that are cut off rather than refused when they are too long."""
 NON_NEGATIVE = ("weight", "weights", "examples", "num_examples", "speed")
 
 _KINDS: dict[int, type] = {1: int, 2: int, 3: int, 4: int, 5: float, 6: float, 7: bool, 9: str}

@@ -121,11 +121,9 @@ class Sender:
             except LocalProtocolError:
                 log.exception("a message of ours is left out")
                 continue
-            size = outgoing.envelope.data_bytes
-            if (
-                size > self._limits.data_bytes
-                or outgoing.envelope.ByteSize() > self._limits.envelope_bytes
-            ):
+            size, limits = outgoing.envelope.data_bytes, self._limits
+            most = limits.chunk_bytes if delivery is Delivery.DATAGRAM else limits.data_bytes
+            if size > most or outgoing.envelope.ByteSize() > limits.envelope_bytes:
                 log.error("%s of %d bytes is left out: too long", type(message).__name__, size)
                 continue
             self.num_messages += 1

@@ -103,6 +103,8 @@ def test_what_no_peer_would_accept_is_our_own_mistake() -> None:
         example(messages.Arrive, schema=b"x" * 65),
         example(messages.Accuse, peer="x" * 129),
         membership.Update(records=(Record(("k",), (1,), object()),)),
+        membership.Update(records=(Record(("k",), (1,), "x" * 5000),)),
+        membership.Update(records=(Record(("k",), (1.5,), None),)),
         Message(),
     ):
         with pytest.raises(LocalProtocolError):
