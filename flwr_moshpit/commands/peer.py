@@ -113,8 +113,8 @@ def peer(
     finally:
         compute.close()
     driver = running.driver
-    if place.out is not None and driver.last_params is not None:
-        _save(place.out, task, driver.last_params)
+    if place.out is not None and driver.last_model is not None:
+        _save(place.out, task, driver.last_model[0])
     return driver.result is None and not running.stopped
 
 

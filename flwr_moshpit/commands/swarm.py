@@ -60,6 +60,8 @@ def swarm(
         LocalSwarm(local_peers(app, settings, Path(folder))) as swarm,
         SwarmRun(swarm, settings, make_trainer, out, table) as run,
     ):
+        if not quiet:
+            table.say(f"ask a peer: flwr-moshpit status HOST:PORT --authority {folder}")
         results = run.run()
     results.save(out)
     if not results.alive and not results.interrupted:

@@ -67,7 +67,8 @@ class SwarmRun:
         self._measured_round = 0
         self._next_measure_at = 0.0
         self._finished: dict[PeerId, None] = {}
-        self._ended: dict[PeerId, None] = {}
+        self._ended: dict[PeerId, Model | None] = {}
+        """The last models of those who have ended by themselves."""
         self._began_at: float | None = None
         self._done_at: float | None = None
         self._sent_bytes = 0
@@ -124,21 +125,18 @@ class SwarmRun:
     def end(self, interrupted: bool) -> SwarmResults:
         """Let all end, with their last models, and say what came out."""
         self._done_at = time.monotonic()
-        if self.swarm.living and self._began_at is not None:
-            self._asked.clear()
-            self._models.clear()
         for peer in self.swarm.living:
             self.swarm.tell(peer, End())
-        alive = len(self.swarm.living)
         ends_at = time.monotonic() + END_S
         while any(peer not in self._ended for peer in self.swarm.living):
             told = self.swarm.next(ends_at)
             if told is None:
                 break
             self._take(*told)
+        self._models = {peer: model for peer, model in self._ended.items() if model is not None}
         if self._models:
-            self._evaluate(alive)
-        return self._results(interrupted, alive)
+            self._evaluate(len(self._models))
+        return self._results(interrupted, len(self._models))
 
     # What peers tell
 
@@ -148,7 +146,7 @@ class SwarmRun:
             case Loaded():
                 row.state = "loaded"
             case Listening():
-                row.state = "joining"
+                row.state, row.address = "joining", told.address
             case Reported():
                 self._report(peer, row, told)
             case Finished():
@@ -160,7 +158,8 @@ class SwarmRun:
             case Failed():
                 raise told.error()
             case Ended():
-                self._ended[peer] = None
+                row.state = "ended"
+                self._ended[peer] = told.model
                 self._sent_bytes += told.sent_bytes
             case Gone():
                 if peer not in self._ended:

@@ -30,6 +30,7 @@ class PeerRow:
     """From the end of its training to the beginning of the exchange, in its last round."""
     allreduce_s: float | None = None
     bytes_sent: int = 0
+    address: str = ""
 
 
 class SwarmTable:
@@ -77,6 +78,10 @@ class SwarmTable:
             self._tenths = tenths
             self._console.print(self.line(), highlight=False, soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        """A line of its own, above the table."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def __enter__(self) -> SwarmTable:
         self._began_at = time.monotonic()
         if self._console.is_terminal and not self._quiet:
@@ -100,6 +105,7 @@ class SwarmTable:
         for name in ("round", "coverage", "with", "wait", "exchange", "sent"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
+        table.add_column("listens on", no_wrap=True)
         for peer, row in self.rows.items():
             cells = [
                 peer,
@@ -110,6 +116,7 @@ class SwarmTable:
                 "" if row.allreduce_s is None else duration(row.allreduce_s),
                 scaled(row.bytes_sent, "B"),
                 row.state,
+                row.address,
             ]
             table.add_row(*map(Text, cells))
         return Group(table, Text(self.line(), style="dim"))

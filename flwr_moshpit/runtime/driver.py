@@ -104,8 +104,8 @@ class Driver:
         self.finished = asyncio.Event()
         self.result: Vector | None = None
         """What the machine has finished with."""
-        self.last_params: Vector | None = None
-        """The machine's when `run` has ended, finished or not, unless it has failed."""
+        self.last_model: tuple[Vector, float] | None = None
+        """`model()` as it was when `run` ended, finished or not, unless the machine had failed."""
         self._transport = transport
         self._join = join
         self._make = make
@@ -235,8 +235,7 @@ class Driver:
                     await asyncio.wait_for(self._save(), stop_s)
             if self._error is None:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    model = await asyncio.wait_for(self.model(), stop_s)
-                    self.last_params = None if model is None else model[0]
+                    self.last_model = await asyncio.wait_for(self.model(), stop_s)
             self._machine.put(Stop())
             await self._machine.close(stop_s)
         if self._membership is not None:

@@ -41,7 +41,7 @@ class TellModel:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Tell the model once more and end. Answered by `Ended`."""
+    """Answered by `Ended`."""
 
 
 # What a child tells
@@ -89,8 +89,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """By `End`, or because the swarm's authority has stopped the swarm."""
+
     sent_bytes: int
     """In frames, over all connections."""
+    model: Model | None
+    """The last; None before there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,8 @@ class _Worker:
                 await peer.driver.run()
             finally:
                 finished.cancel()
-            self.tell(Ended(peer.transport.sent_bytes))
+            last = peer.driver.last_model
+            self.tell(Ended(peer.transport.sent_bytes, None if last is None else Model(*last)))
         finally:
             loop.remove_reader(self._pipe.fileno())
             await asyncio.to_thread(compute.close)
@@ -204,27 +209,21 @@ class _Worker:
                 self._contacts = command.contacts
                 self._going.set()
             case TellModel():
-                self._spawn(end=False)
+                task = asyncio.get_running_loop().create_task(self._tell_model())
+                self._tasks[task] = None
+                task.add_done_callback(self._tasks.pop)
             case End():
                 self._ending = True
                 self._going.set()
-                self._spawn(end=True)
+                if self._peer is not None:
+                    self._peer.driver.stop()
             case _:
                 self._watcher.command(command)
 
-    def _spawn(self, *, end: bool) -> None:
-        task = asyncio.get_running_loop().create_task(self._tell_model(end=end))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-
-    async def _tell_model(self, *, end: bool) -> None:
-        if self._peer is None:
-            return
-        model = await self._peer.driver.model()
+    async def _tell_model(self) -> None:
+        model = None if self._peer is None else await self._peer.driver.model()
         if model is not None:
             self.tell(Model(*model))
-        if end:
-            self._peer.driver.stop()
 
     async def _tell_finished(self, peer: Peer) -> None:
         await peer.driver.finished.wait()
