@@ -53,7 +53,8 @@ class Death:
     delay_s: float
     """How much longer that round took than the median round before."""
     coverage: float
-    """Least over the survivors, of that round."""
+    """Mean over the survivors, of that round. One that came too late for its group, as happens on a
+    busy machine, has none; the death did not do that."""
     difference: float
     """Largest, over the survivors and the vector, between what they got and the exact weighted mean
     of what the contributors had brought."""
@@ -141,7 +142,7 @@ class _Demo:
             victim=victim,
             round=number,
             delay_s=max(0.0, took[number] - statistics.median(calm)),
-            coverage=min(averaged.coverage for averaged in survivors),
+            coverage=statistics.fmean(averaged.coverage for averaged in survivors),
             difference=max(_difference(averaged, those) for averaged in survivors),
             survivors=len(survivors),
         )
