@@ -55,9 +55,14 @@ COUNTER_MAX = 1 << 20
 SILENCES_MAX = 3
 """Unanswered questions after which a member counts as lost even if the membership sees it live."""
 
-CERTAIN = ("dead", "silent", "gone")
+CERTAIN = ("dead", "cut off", "silent", "gone")
 """Reasons for a loss after which the peer is not asked whether it has finished. One that cannot be
-reached, or is accused, may live and may have finished: it is asked until it is silent for good."""
+reached, or is accused, may live and may have finished: it is asked again before that."""
+
+REDIAL_S = 0.1
+CUTS_MAX = 3
+"""A peer that cannot be reached is asked so often, with so much time between, before a version is
+named without it: a connection that breaks is back by then, a process that died is not."""
 
 NOTHING = "nobody has anything to average"
 
@@ -158,11 +163,16 @@ class AllReduce:
         self._lost: dict[PeerId, str] = {}
         self._silences: dict[PeerId, int] = {}
         self._retried: dict[PeerId, None] = {}
+        self._cuts: dict[PeerId, int] = {}
+        self._redial_at: float | None = None
         self._progress_at = now
 
     @property
     def deadline(self) -> float | None:
-        return None if self.outcome else self._progress_at + self.named.stall_s
+        if self.outcome:
+            return None
+        stalled_at = self._progress_at + self.named.stall_s
+        return stalled_at if self._redial_at is None else min(stalled_at, self._redial_at)
 
     def waits_for(self) -> dict[str, object]:
         """For people: whose messages are missing, for what."""
@@ -245,6 +255,10 @@ class AllReduce:
 
     def on_timer(self, now: float) -> list[Effect]:
         """Ask again for what has not come; who never answers is lost."""
+        if self._redial_at is not None and self._redial_at <= now and not self.outcome:
+            self._redial_at = None
+            ballot = self._ballot or {}
+            return [self._query(peer) for peer, said in ballot.items() if not said]
         if self.outcome or now < self._progress_at + self.named.stall_s:
             return []
         self._progress_at = now
@@ -289,7 +303,15 @@ class AllReduce:
         if self.outcome:
             # What was lost may have been the last piece that `peer` needed.
             return self._show(peer) if peer in self._weights else []
-        if peer not in self._weights or self._ballot is not None:
+        if peer not in self._weights:
+            return []
+        if self._ballot is not None:
+            if self._ballot.get(peer, True):
+                return []
+            self._cuts[peer] = self._cuts.get(peer, 0) + 1
+            if self._cuts[peer] >= CUTS_MAX:
+                return self._lose(peer, "cut off", now)
+            self._redial_at = now + REDIAL_S
             return []
         if peer in self._retried or not self._alive(peer):
             return self._lose(peer, "unreachable", now)
