@@ -174,6 +174,15 @@ class AllReduce:
         stalled_at = self._progress_at + self.named.stall_s
         return stalled_at if self._redial_at is None else min(stalled_at, self._redial_at)
 
+    @property
+    def left_out(self) -> dict[PeerId, int]:
+        """Members of the first version that are not in this one, with their incarnations."""
+        return {
+            peer: member.incarnation
+            for peer, member in self._first.items()
+            if peer not in self._weights
+        }
+
     def waits_for(self) -> dict[str, object]:
         """For people: whose messages are missing, for what."""
         if self._ballot is not None:

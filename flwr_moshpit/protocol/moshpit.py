@@ -155,6 +155,8 @@ class MoshpitPeer:
         """Groups that I can serve no more, and those that I declined: whether I was in it."""
         self._absent: dict[PeerId, None] = {}
         """Peers that I saw die. One whose joining I have not heard of yet is not among them."""
+        self._left_out: dict[PeerId, int] = {}
+        """Lives that a group of mine went on without, taking them for dead."""
         self._fruitless = 0
         """Rounds in a row in which nobody that I met had a model to give."""
         self._early: dict[GroupId, list[tuple[PeerId, Message]]] = {}
@@ -435,6 +437,8 @@ class MoshpitPeer:
         for seat in self._seats:
             outcome = seat.outcome
             assert outcome is not None
+            if seat.allreduce is not None and seat.averaged:
+                self._left_out.update(seat.allreduce.left_out)
             if outcome.average is not None:
                 weight = outcome.weight / outcome.num_cells
                 self._cells.replace(seat.cells, outcome.average, weight)
@@ -661,9 +665,13 @@ class MoshpitPeer:
     def _on_view(self, event: ViewChanged, now: float) -> list[Effect]:
         self._view = event.view
         self._absent.update(dict.fromkeys(event.lost))
+        effects: list[Effect] = []
         for peer in event.joined:
             self._absent.pop(peer, None)
-        effects: list[Effect] = []
+            if self._left_out.pop(peer, None) == event.view.peers[peer].incarnation:
+                # It lived, perhaps on the other side of a partition: what it had contributed may
+                # be in a result of that side too.
+                effects.append(Report("may_duplicate", {"peer": peer}))
         for peer in event.lost:
             effects += self._rendezvous.on_lost(peer, self._view, now)
             for allreduce in self._groups.values():

@@ -402,6 +402,25 @@ def test_a_partition_heals_into_one_swarm():
     assert all(np.isfinite(net.vector(peer)).all() for peer in net.peers)
 
 
+def test_mass_that_a_partition_may_have_doubled_is_reported():
+    net = Swarm(QuadraticTrainer(flops_per_example=5e9), peers=6, algorithm=Moshpit(), seed=2)
+    net.run(rounds=1)
+
+    def cut(now, src, dst, message):
+        if type(message).__name__ == "Part" and not parted:
+            parted.append(now)
+            net.partition(range(3), range(3, 6))
+
+    parted = []
+    net.engine.interceptors.append(cut)
+    net.run(rounds=1)
+    assert not net.history.named("may_duplicate")
+    net.heal()
+    net.run(rounds=4)
+    doubted = {report.values["peer"] for _, _, report in net.history.named("may_duplicate")}
+    assert doubted >= {"peer-3", "peer-4", "peer-5"}
+
+
 def test_a_newcomer_takes_the_model_and_a_cell_of_its_own():
     trainer = QuadraticTrainer(flops_per_example=5e9)
     net = Swarm(trainer, peers=9, algorithm=Moshpit(group_size=3, local_steps=2), seed=2)
