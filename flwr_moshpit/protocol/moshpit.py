@@ -168,6 +168,7 @@ class MoshpitPeer:
         self._local_s = config.local_s or 0.0
         self._until: int | None = 0
         self._sweep = False
+        self._has_finished = False
         self._met_at = 0.0
         self._next_job = 0
         self._rendezvous = Rendezvous(
@@ -267,6 +268,7 @@ class MoshpitPeer:
 
     def _on_start(self, event: Start, now: float) -> list[Effect]:
         self._until, self._sweep = event.until_round, event.sweep
+        self._has_finished = False
         self._planner.on_view(self._view, now)
         return self._begin_round(now) if self.phase is Phase.IDLE else []
 
@@ -300,6 +302,7 @@ class MoshpitPeer:
         return self._train(now)
 
     def _finish(self, now: float) -> list[Effect]:
+        self._has_finished = True
         self.phase = Phase.IDLE
         self._seats = []
         effects: list[Effect] = []
@@ -555,8 +558,7 @@ class MoshpitPeer:
     ) -> list[Effect]:
         """A leader has heard nothing of me: come, or say when, or that I am elsewhere."""
         key = message.key
-        past_end = self._until is not None and key.round > self._until + grid.num_axes
-        if past_end or not {src, self.me} <= {*grid.line(key)}:
+        if not {src, self.me} <= {*grid.line(key)}:
             return [Report("refused", {"peer": src, "reason": "no call of his", "what": "call"})]
         if key.round < self.round:
             return [Send(src, Late(key, self.round))]
@@ -564,14 +566,17 @@ class MoshpitPeer:
             if seat.waits:
                 return [Send(src, self._arrival(seat))]
             return [Send(src, Late(key, Round(self.round + 1)))]
-        drop = message.sweep and self.phase is Phase.TRAINING and not self._trains_in(key.round)
+        in_sweep = self._until is not None and 0 <= key.round - self._until < grid.num_axes
+        drop = message.sweep and in_sweep and self.phase is Phase.TRAINING
         if drop and self._training is not None:
             # The others have stopped training: what this job would bring is of no use any more.
             effects: list[Effect] = [Cancel(self._drop_training())]
             self.round = key.round
             return effects + self._meet(now)
         if self.phase is Phase.IDLE:
-            return []
+            # Either I have done all my rounds, or I have not been told to begin.
+            over = Round(max(key.round + 1, self.round))
+            return [Send(src, Late(key, over))] if self._has_finished else []
         return [Send(src, Announce(key, self._left_s(now), self._local_s))]
 
     def _left_s(self, now: float) -> float:
