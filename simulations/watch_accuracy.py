@@ -75,9 +75,9 @@ def outcomes(tasks: list[Task], workers: int) -> Iterator[tuple[Task, float]]:
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except KeyboardInterrupt:
+        finally:
+            # After an error or Ctrl-C nobody wants the runs that have not begun.
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def main() -> int:
