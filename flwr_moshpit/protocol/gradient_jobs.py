@@ -1,6 +1,12 @@
-"""The training jobs of one R-FAST peer: one is always out, and the next one follows at once."""
+"""The training jobs of one R-FAST peer: one is always out, and the next one follows at once.
+
+Only where a job takes less time than news takes to travel it is held back a little, by
+`Tracking.ready_at`: a peer whose model has not changed has little to say that is new.
+"""
 
 from __future__ import annotations
+
+from math import inf
 
 import numpy as np
 
@@ -35,12 +41,14 @@ class GradientJobs:
         """Messages and results that could not be used."""
         self._core = core
         self._tracking = tracking
+        self.due = inf
+        """When the next job may begin."""
         self._until_round: int | None = None
         self._job: JobId | None = None
         self._num_jobs = 0
         self._params = core.x
         self._step = 0
-        self._began_at = 0.0
+        self._began_at = -inf
         self._gradient: Vector | None = None
         """The peer's newest, not weighted."""
         self._has_heard = False
@@ -48,7 +56,7 @@ class GradientJobs:
     def start(self, event: Start, now: float) -> None:
         self._until_round = event.until_round
         self._core.training = True
-        self._go_on(now)
+        self.go_on(now)
 
     def stop(self) -> None:
         self._core.training = False
@@ -71,7 +79,7 @@ class GradientJobs:
             core.emit(Report("refused", {**values, "count": self.refused}))
         else:
             self._take(gradient, weight, now)
-        self._go_on(now)
+        self.go_on(now)
 
     def on_failed(self, job_id: JobId, error: str, now: float) -> None:
         """A job without a result counts, or a client that always fails would never end."""
@@ -79,7 +87,7 @@ class GradientJobs:
             self._job = None
             self.round += 1
             self._core.emit(Report("training_failed", {"error": error}))
-            self._go_on(now)
+            self.go_on(now)
 
     def heard_a_model(self, now: float) -> None:
         """A newcomer's first gradient should not be at a model that the others left long ago."""
@@ -89,7 +97,8 @@ class GradientJobs:
         is_first = self._gradient is None and self._job is not None
         if is_first and not np.array_equal(self._params, self._core.x):
             self._cancel()
-            self._go_on(now)
+            self._began_at = -inf
+            self.go_on(now)
 
     def _take(self, gradient: Vector, weight: float, now: float) -> None:
         core = self._core
@@ -109,18 +118,24 @@ class GradientJobs:
         }
         core.emit(Report("round", values))
 
-    def _go_on(self, now: float) -> None:
-        """The next job, or the end of training."""
+    def go_on(self, now: float) -> None:
+        """The next job, as soon as it may begin, or the end of training."""
         core = self._core
+        self.due = inf
         if not core.training or self._job is not None:
             return
         if self._until_round is not None and self.round >= self._until_round:
             core.training = False
             core.emit(Finish(core.x))
             return
+        ready_at = self._tracking.ready_at(self._began_at)
+        if ready_at > now:
+            self.due = ready_at
+            return
         self._num_jobs += 1
         self._job = JobId(self._num_jobs)
         self._params, self._step, self._began_at = core.x, core.step, now
+        core.trained_version = core.version
         core.emit(Compute(self._job, self._next_job()))
 
     def _next_job(self) -> Job:

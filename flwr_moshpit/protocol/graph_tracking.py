@@ -34,7 +34,7 @@ from flwr_moshpit.protocol.machine import PeerId, Record, Report, State, Vector,
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
 from flwr_moshpit.protocol.step_size import StepSize
 from flwr_moshpit.protocol.topology import Topology
-from flwr_moshpit.protocol.tracking import RELAY, Core
+from flwr_moshpit.protocol.tracking import IDLE, RELAY, Core
 
 
 class GraphTracking:
@@ -99,6 +99,11 @@ class GraphTracking:
         core.step += 1
         core.contributors = len(core.view)
         self._mix(v, now)
+
+    def ready_at(self, began_at: float) -> float:
+        if self._fresh or len(self._core.view) == 1:
+            return began_at
+        return began_at + IDLE * self._core.identity.lease_s
 
     def snapshot(self) -> State:
         return {"scale": self._steps.scale}

@@ -16,8 +16,9 @@ that linger and peers that pause, agreement comes from a lease on the parent's o
   what it had pushed (released), and only then may that mass go anywhere else.
 - An `EdgeId` is used once. Only an `Attach` makes an edge, each parent remembers for every child
   the highest edge that is over, and a push on an edge that is over is answered with `Detached`.
-- The side that comes to miss the other's messages asks for an answer in the lease's last third.
-  These messages are tiny and reliable: an edge survives the loss of most pushes and models.
+- The side that comes to miss the other's messages asks for an answer in the lease's last third,
+  or earlier where that has proved too late. These messages are tiny and reliable: an edge survives
+  the loss of most pushes and models.
 
 Between a drop and a release the mass is at neither end: on its way back, as if it were in flight.
 """
@@ -91,7 +92,9 @@ class Leases:
         self._schema = schema
         self._lease_s = lease_s
         self._ask_s = lease_s / 3
-        """An answer is asked for when no more than this is left of a lease."""
+        """An answer is asked for when no more than this is left of a lease. Grows when a child
+        comes back whose lease has lapsed: the network needs more time."""
+        self._lapsed: dict[PeerId, None] = {}
         self._standing = standing
         self._emit = emit
         self._over: dict[PeerId, EdgeId] = {}
@@ -163,6 +166,8 @@ class Leases:
         if self.is_over(child, edge):
             self._emit(Send(child, Detached(edge, "over")))
             return None
+        if self._lapsed.pop(child, self) is None:
+            self._ask_s = min(1.5 * self._ask_s, 2 * self._lease_s / 3)
         if known is None or edge > known.edge:
             known = InEdge(edge, hold_until=now + self._lease_s)
             self.ledger.add_in(child, known)
@@ -255,6 +260,7 @@ class Leases:
     def _look_after_child(self, child: PeerId, held: InEdge, now: float, lapsed: Lapsed) -> None:
         if held.hold_until <= now:
             self.drop(child, "lapsed")
+            self._lapsed[child] = None
             lapsed.children.append(child)
             self._emit(Report("lapsed", {"peer": child, "end": "parent"}))
             return

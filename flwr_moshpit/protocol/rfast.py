@@ -192,7 +192,9 @@ class RFastPeer:
                 handler(self, event.src, event.message, now)
         else:
             self._on_event(event, now)
-        self._due = min(self._core.leases.due, self._tracking.due)
+        if self._jobs.due < math.inf:
+            self._jobs.go_on(now)
+        self._due = min(self._core.leases.due, self._tracking.due, self._jobs.due)
         effects = self._effects[:]
         self._effects.clear()
         return effects

@@ -35,10 +35,14 @@ RELAY = 0.25
 times a step costs bytes and saves no time worth having."""
 
 
+IDLE = 0.05
+"""How long, in leases, a peer waits for news before it takes one more gradient without any."""
+
+
 def copies(gap: float) -> int:
     """How often to send a message again, where on average one in `gap` arrives. Running sums need
     no resending; but where most are lost, three more a step make news travel three times faster."""
-    return min(3, int(gap) - 1) if gap > 2 else 0
+    return min(9, int(gap) - 1) if gap > 2 else 0
 
 
 def smoothed(gap: float, newest: int, before: int) -> float:
@@ -76,6 +80,8 @@ class Core:
     x: Vector
     version: int = 0
     """Counts the models that this peer has had to send."""
+    trained_version: int = -1
+    """`version` when the newest job began."""
     training: bool = False
     period_s: float = 0.0
     """Seconds between two of its steps, smoothed."""
@@ -136,6 +142,11 @@ class Tracking(Protocol):
 
     def step(self, now: float) -> None:
         """The peer has a new gradient: push, descend, mix, send."""
+        ...
+
+    def ready_at(self, began_at: float) -> float:
+        """When the next job may begin if the last one began then. Later than at once only where
+        training is much faster than the network: steps without news cost and bring nothing."""
         ...
 
     def snapshot(self) -> State:

@@ -12,6 +12,7 @@ whether its own gradient is ready or not, but no more than four times a step of 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from math import inf
 
@@ -23,7 +24,10 @@ from flwr_moshpit.protocol.machine import PeerId, Record, Report, State, View, V
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
 from flwr_moshpit.protocol.step_size import Optimizer, StepSize
 from flwr_moshpit.protocol.topology import Topology
-from flwr_moshpit.protocol.tracking import RELAY, Core, copies, smoothed
+from flwr_moshpit.protocol.tracking import IDLE, RELAY, Core, copies, smoothed
+
+_STEPS_REMEMBERED = 64
+_STEPS_A_LOOP = 6
 
 
 class TreeTracking:
@@ -35,6 +39,9 @@ class TreeTracking:
         self._plan = plan
         self._relay_due = inf
         self._root_period_s = 0.0
+        self._step_times: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._loop_s = 0.0
+        """From a step of the root until half of the gradients in its sum are newer, smoothed."""
         self._scale = 1.0
         self._steps: StepSize | None = None
         self._optimizer = Optimizer(core.config.optimizer, core.config.momentum)
@@ -55,6 +62,18 @@ class TreeTracking:
             self._spread(now)
         else:
             self._push(now)
+
+    def ready_at(self, began_at: float) -> float:
+        core = self._core
+        if self.seat.is_root:
+            if core.contributors <= 1 < len(core.view):
+                return began_at + IDLE * core.identity.lease_s
+            # More than a few steps in the time that a gradient takes to come back only make each
+            # one smaller, by the rule for the step size.
+            return began_at + self._loop_s / _STEPS_A_LOOP
+        if core.version != core.trained_version:
+            return began_at
+        return began_at + (self._root_period_s or IDLE * core.identity.lease_s)
 
     def snapshot(self) -> State:
         return {"scale": self._scale, "optimizer": self._optimizer.snapshot()}
@@ -165,6 +184,11 @@ class TreeTracking:
     def _spread(self, now: float) -> None:
         """Send our model to the children that have not got it, if that is not too soon."""
         core = self._core
+        if not self.seat.is_root:
+            out = self._open()
+            if out is None or out.model_counter < 0:
+                # Ours may be far behind: a newcomer's children wait for its parent's model too.
+                return
         period_s = core.period_s if self.seat.is_root else self._root_period_s
         for child, held in core.ledger.ins.items():
             if held.version >= core.version and not held.copies:
@@ -186,7 +210,10 @@ class TreeTracking:
     def _descend(self, now: float) -> None:
         core, config = self._core, self._core.config
         below = self._subtree()
-        mean = core.ledger.z / core.x.dtype.type(below.weight)
+        # Peers that are not in the sum yet count as gradients of zero: the first ones to be in it
+        # must not lead the model astray.
+        missing = max(1.0, len(core.view) / below.contributors)
+        mean = core.ledger.z / core.x.dtype.type(below.weight * missing)
         if self._steps is None:
             self._steps = StepSize(config.learning_rate, self._plan(core.view).hops + 1)
             self._steps.scale = self._scale
@@ -194,6 +221,7 @@ class TreeTracking:
         norm = math.sqrt(float(np.dot(mean, mean)))
         halved = steps.watch(norm, below.contributors)
         steps.observe(core.step - below.seen + 1)
+        self._observe_loop(core.step - below.seen, now)
         rate = steps.rate * config.local_steps
         x = core.x - core.x.dtype.type(rate) * self._optimizer.direction(mean)
         if not usable(x, core.identity.dim, core.x.dtype):
@@ -213,6 +241,14 @@ class TreeTracking:
         core.step += 1
         core.version += 1
         self.seat.beat(now)
+
+    def _observe_loop(self, age: int, now: float) -> None:
+        """age: the median gradient was taken at the model of so many steps ago."""
+        times = self._step_times
+        if times:
+            back_s = now - times[max(0, len(times) - 1 - max(0, age))]
+            self._loop_s += (back_s - self._loop_s) / min(len(times), 32)
+        times.append(now)
 
     def _subtree(self) -> Subtree:
         """Ourselves and all below, as far as their pushes have come."""

@@ -330,8 +330,11 @@ class Net:
         living = self.living()
         for host in living if changed is None else [changed]:
             self._balances[host.info.peer] = self._balance(host)
-            if host.started and not host.paused:
-                assert host.job is not None or host.finished is not None, f"{host.info.peer} waits"
+            if host.started and not host.paused and host.job is None and host.finished is None:
+                # It has a time of its own at which it goes on, whatever the others do: that of a
+                # step of the root that it last heard of.
+                wait_s = host.machine._jobs.due - self.now
+                assert wait_s <= 60, f"{host.info.peer} waits for {wait_s}"
             self._check_held(host)
             self._check_cycle(host)
         total = sum(self._balances[host.info.peer] for host in living)
@@ -370,7 +373,12 @@ class Net:
         while peer is not None and self.hosts[peer].alive:
             assert peer not in seen, f"t={self.now}: a cycle, {list(seen)}"
             seen[peer] = None
-            peer = self.hosts[peer].machine.parent
+            machine = self.hosts[peer].machine
+            peer = machine.parent
+            out = None if peer is None else machine.ledger.outs.get(peer)
+            if out is None or out.incarnation != self.hosts[peer].info.incarnation:
+                # The parent that it hangs on is dead.
+                break
 
     def check_at_rest(self, tolerance: float = 1e-9) -> None:
         """Nothing is under way: both ends of every edge agree, none is half open."""

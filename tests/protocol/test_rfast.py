@@ -57,7 +57,7 @@ PROBLEM = LeastSquares.drawn(8, dim=6)
 
 
 def config(topology: str = "binary", problem: LeastSquares = PROBLEM, **changes: Any) -> RFast:
-    settings_ = {"learning_rate": 0.8 * problem.learning_rate(), "lease_s": 8.0}
+    settings_ = {"learning_rate": 0.8 * problem.learning_rate(), "lease_s": 12.0}
     return RFast(topology=topology, **(settings_ | changes))
 
 
@@ -228,10 +228,9 @@ def test_a_leaving_peer_hands_its_children_over_at_once() -> None:
 def test_a_newcomer_joins_with_the_model_of_its_parent() -> None:
     net = churned()
     before = net.error(PROBLEM.optimum(net.numbers()))
-    peer = net.join(7)
+    machine = net.hosts[net.join(7)].machine
+    net.run_until(lambda: machine.parent is not None, net.now + 20)
     net.run(net.now + 3)
-    machine = net.hosts[peer].machine
-    assert machine.parent is not None
     assert before < 0.1
     optimum = PROBLEM.optimum(list(range(7)))
     assert np.linalg.norm(machine.params - optimum) < 0.5 * np.linalg.norm(optimum)
@@ -611,6 +610,44 @@ def test_relays_are_not_more_frequent_than_four_a_step_of_the_root() -> None:
     hand.do(TimerFired(), later=1.0)
     ((_, push),) = hand.sent(Push)
     np.testing.assert_array_equal(push.rho, np.full(4, 99.0))
+
+
+def finish_job(hand: Hand, job: Compute, took_s: float) -> list[Compute]:
+    effects = hand.do(ComputeDone(job.job_id, GradientResult(np.ones(4), 1)), later=took_s)
+    return [e for e in effects if isinstance(e, Compute)]
+
+
+def test_a_leaf_with_no_new_model_trains_no_faster_than_the_root_steps() -> None:
+    hand = attached_child()
+    effects = hand.hear(0, model(hand), later=0.1)
+    (job,) = [e for e in effects if isinstance(e, Compute)]
+    assert finish_job(hand, job, took_s=0.01) == [], "at this model it has a gradient already"
+    assert hand.machine.deadline == pytest.approx(1.1), "the root takes 1 s for a step"
+    effects = hand.hear(0, model(hand, 1), later=0.01)
+    (job,) = [e for e in effects if isinstance(e, Compute)]
+    assert finish_job(hand, job, took_s=0.01) == []
+    (job,) = [e for e in hand.do(TimerFired(), later=1.0) if isinstance(e, Compute)]
+    assert len(finish_job(hand, job, took_s=1.0)) == 1, "who is not faster is not held back"
+
+
+def test_a_root_steps_only_a_few_times_while_gradients_come_back() -> None:
+    hand = root()
+    edge = hand.attach(1)
+    (job,) = [Compute(JobId(1), Gradient(hand.machine.params))]
+    steps = 0
+    while hand.now < 12.0:
+        jobs = finish_job(hand, job, took_s=0.02)
+        while not jobs:
+            hand.now += 0.01
+            if hand.now % 2.0 < 0.01:
+                # Once in two seconds a gradient comes, at the newest model.
+                seen = Subtree(1, 1, 1.0, hand.machine._core.step, 1.0)
+                hand.push(1, edge, int(hand.now / 2), 1.0, subtree=seen)
+            jobs = [e for e in hand.effects if isinstance(e, Compute)]
+            jobs = jobs or [e for e in hand.do(TimerFired()) if isinstance(e, Compute)]
+        (job,) = jobs
+        steps += 1
+    assert 12 <= steps <= 150, "not 50 a second"
 
 
 def test_a_model_of_before_is_not_taken() -> None:

@@ -75,7 +75,7 @@ def test_a_mixed_fleet_reaches_the_exact_optimum() -> None:
     rounds = [r for r in reports if r["name"] == "round" and r["at"] > 100]
     assert {r["contributors"] for r in rounds} == {SIZE}
     assert {r["coverage"] for r in rounds} == {1.0}
-    assert max(r["staleness"] for r in rounds if r["peer"] == "p11") >= 8, "it is ten times slower"
+    assert max(r["staleness"] for r in rounds if r["peer"] == "p11") >= 4, "it is ten times slower"
     depths = [len(machine._core.standing.path) for machine in engine.machines.values()]
     assert max(depths) == 2, "three children a peer, as planned"
 
