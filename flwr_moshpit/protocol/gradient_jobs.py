@@ -49,6 +49,7 @@ class GradientJobs:
         self._params = core.x
         self._step = 0
         self._began_at = -inf
+        self._took_at: float | None = None
         self._gradient: Vector | None = None
         """The peer's newest, not weighted."""
         self._has_heard = False
@@ -106,8 +107,10 @@ class GradientJobs:
         weighted = gradient if weight == 1.0 else gradient * core.x.dtype.type(weight)
         core.ledger.set_gradient(weighted)
         core.weight, core.seen = weight, self._step
-        took_s = now - self._began_at
-        core.period_s += (took_s - core.period_s) / (8 if core.period_s else 1)
+        if self._took_at is not None:
+            period_s = now - self._took_at
+            core.period_s += (period_s - core.period_s) / (8 if core.period_s else 1)
+        self._took_at = now
         staleness = core.step - self._step
         self._tracking.step(now)
         values = {

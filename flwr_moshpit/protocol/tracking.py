@@ -41,8 +41,14 @@ IDLE = 0.05
 
 def copies(gap: float) -> int:
     """How often to send a message again, where on average one in `gap` arrives. Running sums need
-    no resending; but where most are lost, three more a step make news travel three times faster."""
+    no resending; but where most are lost, news travel faster if on average one arrives in a step.
+    """
     return min(9, int(gap) - 1) if gap > 2 else 0
+
+
+def spacing(gap: float) -> float:
+    """Between two messages on an edge, in steps of whoever uses them."""
+    return min(RELAY, 1 / gap)
 
 
 def smoothed(gap: float, newest: int, before: int) -> float:
@@ -84,7 +90,7 @@ class Core:
     """`version` when the newest job began."""
     training: bool = False
     period_s: float = 0.0
-    """Seconds between two of its steps, smoothed."""
+    """Seconds between two of its steps, smoothed; 0 before there are two."""
     weight: float = 0.0
     """What its gradient counts for; 0 before there is one."""
     seen: int = 0

@@ -24,7 +24,7 @@ from flwr_moshpit.protocol.machine import PeerId, Record, Report, State, View, V
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
 from flwr_moshpit.protocol.step_size import Optimizer, StepSize
 from flwr_moshpit.protocol.topology import Topology
-from flwr_moshpit.protocol.tracking import IDLE, RELAY, Core, copies, smoothed
+from flwr_moshpit.protocol.tracking import IDLE, Core, copies, smoothed, spacing
 
 _STEPS_REMEMBERED = 64
 _STEPS_A_LOOP = 6
@@ -41,7 +41,8 @@ class TreeTracking:
         self._root_period_s = 0.0
         self._step_times: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self._loop_s = 0.0
-        """From a step of the root until half of the gradients in its sum are newer, smoothed."""
+        """From a step of the root until half of the gradients in its sum are newer: the least of
+        late, so that loss does not slow down the sending that makes up for it."""
         self._scale = 1.0
         self._steps: StepSize | None = None
         self._optimizer = Optimizer(core.config.optimizer, core.config.momentum)
@@ -176,7 +177,7 @@ class TreeTracking:
         self._core.ledger.push({parent: 1.0})
         out.dirty = False
         out.copies = copies(out.gap)
-        out.next_push_at = now + RELAY * self._root_period_s
+        out.next_push_at = now + spacing(out.gap) * self._root_period_s
         if out.copies:
             self._relay_due = min(self._relay_due, out.next_push_at)
         self._core.send_push(parent, out, self._subtree())
@@ -184,6 +185,8 @@ class TreeTracking:
     def _spread(self, now: float) -> None:
         """Send our model to the children that have not got it, if that is not too soon."""
         core = self._core
+        if not core.ledger.ins:
+            return
         if not self.seat.is_root:
             out = self._open()
             if out is None or out.model_counter < 0:
@@ -200,7 +203,7 @@ class TreeTracking:
             held.version = core.version
             held.model_counter += 1
             if held.subtree is not None:
-                held.next_model_at = now + RELAY * held.subtree.period_s
+                held.next_model_at = now + spacing(held.gap) * held.subtree.period_s
                 if held.copies:
                     self._relay_due = min(self._relay_due, held.next_model_at)
             core.send_model(
@@ -247,7 +250,7 @@ class TreeTracking:
         times = self._step_times
         if times:
             back_s = now - times[max(0, len(times) - 1 - max(0, age))]
-            self._loop_s += (back_s - self._loop_s) / min(len(times), 32)
+            self._loop_s = min(back_s, 1.05 * self._loop_s) if self._loop_s else back_s
         times.append(now)
 
     def _subtree(self) -> Subtree:
