@@ -117,6 +117,7 @@ def test_replay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_app_trains_without_flower() -> None:
+    pytest.importorskip("torch")
     app = load_app("digits")
     trainer = make_app_trainer(app, app.config, flower=False)()
     trainer.prepare(3)
