@@ -120,7 +120,13 @@ class GraphTracking:
             self._rewire(now)
 
     def on_push(self, child: PeerId, held: InEdge, message: Push, now: float) -> None:
-        self._budget = max(self._budget, message.subtree.peers - 1)
+        self._pass_on(message.subtree.peers - 1, now)
+
+    def on_dropped(self, now: float) -> None:
+        self._pass_on(len(self._core.view), now)
+
+    def _pass_on(self, hops: int, now: float) -> None:
+        self._budget = max(self._budget, hops)
         if self._topology.acyclic or (not self._core.training and self._budget > 0):
             self._relay_soon(now)
 

@@ -18,6 +18,9 @@ Departs from the paper:
 - Local epochs (`local_steps` above 1) in a corrected form: y <- y - lr (grad(y) - g + h) with h the
   mean gradient at the root and g the one tracked so far; what is tracked is the mean of the
   gradients met. A plain pseudo-gradient would converge to another point than the minimiser.
+- Where training is much faster than the network, peers hold back: the root takes a few steps in the
+  time in which a gradient comes back, the others one gradient at each of its models. More steps
+  would only be smaller, by the rule for the step size.
 - A peer that has done its jobs goes on relaying, with the last gradient that it took. A root in
   that state does not descend any more: the gradients of those who have finished would be stale.
 """
@@ -289,7 +292,8 @@ class RFastPeer:
             self._tracking.on_behind(src, held, now)
 
     def _on_detach(self, src: PeerId, message: Detach, now: float) -> None:
-        self._core.leases.on_detach(src, message)
+        if self._core.leases.on_detach(src, message):
+            self._tracking.on_dropped(now)
 
     def _on_detached(self, src: PeerId, message: Detached, now: float) -> None:
         leases = self._core.leases
@@ -316,6 +320,7 @@ class RFastPeer:
             held = ledger.ins.get(peer)
             if held is not None and (info is None or info.incarnation > held.edge.incarnation):
                 leases.drop(peer, "lost")
+                self._tracking.on_dropped(now)
             out = ledger.outs.get(peer)
             if out is not None:
                 if info is None:
@@ -337,6 +342,8 @@ class RFastPeer:
     def _look_after(self, now: float) -> None:
         if self._core.leases.due <= now:
             lapsed = self._core.leases.look_after(now)
+            if lapsed.children:
+                self._tracking.on_dropped(now)
             for peer in lapsed.parents:
                 self._tracking.on_released(peer, None, now)
             for peer in lapsed.asks:

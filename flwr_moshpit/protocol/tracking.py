@@ -169,6 +169,10 @@ class Tracking(Protocol):
         """The ledger has taken in a new running sum."""
         ...
 
+    def on_dropped(self, now: float) -> None:
+        """What some child had pushed is taken out."""
+        ...
+
     def on_model(self, src: PeerId, message: Model, now: float) -> bool:
         """Whether the model was new and is taken in. Its values are known to be usable."""
         ...

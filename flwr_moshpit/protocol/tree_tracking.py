@@ -92,6 +92,9 @@ class TreeTracking:
             self.seat.look_after(now)
 
     def on_push(self, child: PeerId, held: InEdge, message: Push, now: float) -> None:
+        self.on_dropped(now)
+
+    def on_dropped(self, now: float) -> None:
         out = self._open()
         if out is not None:
             out.dirty = True

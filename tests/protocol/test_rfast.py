@@ -467,6 +467,15 @@ def test_a_dead_child_is_taken_out_at_once() -> None:
     assert list(hand.machine.ledger.ins) == ids(2)
 
 
+def test_a_finished_inner_peer_tells_its_parent_what_it_has_dropped() -> None:
+    for fault in ("crash", "leave"):
+        net = Net(PROBLEM, 7, config(), until_round=10, seed=2)
+        net.run(60)
+        getattr(net, fault)(PeerId("p006"))
+        net.run(net.now + 60)
+        net.check_tree_at_rest()
+
+
 def test_what_was_pushed_into_a_dead_parent_comes_back_when_the_lease_is_over() -> None:
     hand = attached_child()
     hand.push(3, EdgeId(0, 0), 0, 5.0)
