@@ -154,19 +154,22 @@ def run_task(contest: Contest, task: Task, observe: Observer | None = None) -> R
         seed=task.seed,
         lr_factor=task.lr_factor,
         points=tuple(history.points),
-        steps=_steps_taken(history, algorithm, contest.peers),
+        steps=_steps_taken(history, algorithm, simulation.cost.examples_per_step, contest.peers),
         digest=history.digest,
     )
 
 
-def _steps_taken(history: History, algorithm: Any, peers: int) -> float:
+def _steps_taken(history: History, algorithm: Any, examples_per_step: int, peers: int) -> float:
     """Local steps of completed rounds, by the mean peer."""
-    trained = sum(
-        bool(record.values.get("trained", True))
-        for record in history.rounds
-        if record.peer != SERVER
-    )
-    return trained * steps_per_round(algorithm) / peers
+    steps = 0.0
+    for record in history.rounds:
+        if record.peer == SERVER:
+            continue
+        if "examples" in record.values:
+            steps += record.examples / examples_per_step
+        else:
+            steps += steps_per_round(algorithm)
+    return steps / peers
 
 
 def _done(
