@@ -58,7 +58,8 @@ def parser(description: str | None, *, seeds: int, tries: int) -> argparse.Argum
 def ran(title: str, contest: Contest, args: argparse.Namespace) -> Comparison:
     """Run `contest`, with progress on stderr, and print its table. Exits after Ctrl-C."""
     print(f"\n{title}\n", flush=True)
-    out = None if args.out is None else args.out / title.split(":")[0].replace(" ", "-")
+    name = title.split(":")[0].replace(", ", "-").replace(" ", "-")
+    out = None if args.out is None else args.out / name
     with RunsProgress(contest) as progress:
         comparison = compare(contest, workers=args.workers, follower=progress, out=out)
     print(f"{comparison.table()}\n", flush=True)
