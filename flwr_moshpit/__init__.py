@@ -1,7 +1,7 @@
 """Serverless federated learning: clients average among themselves, in simulation and on devices.
 
 Simulation    a swarm of virtual devices that really trains, in virtual time
-Moshpit       its algorithm's settings; FedAvg to compare with
+Moshpit       an algorithm's settings; RFast the other one's; FedAvg to compare with
 Fleet         which device each peer is
 Network       how they are connected
 TorchTrainer  what they train
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flwr_moshpit.config import FedAvg, Moshpit
+    from flwr_moshpit.config import FedAvg, Moshpit, RFast
     from flwr_moshpit.errors import (
         ConfigError,
         LocalProtocolError,
@@ -41,6 +41,7 @@ __all__ = [
     "MoshpitError",
     "Network",
     "ProtocolError",
+    "RFast",
     "RemoteProtocolError",
     "SchemaError",
     "Simulation",
@@ -54,6 +55,7 @@ __all__ = [
 _MODULES = {
     "FedAvg": "config",
     "Moshpit": "config",
+    "RFast": "config",
     "Fleet": "simulation.fleet",
     "History": "simulation.history",
     "Network": "simulation.network",

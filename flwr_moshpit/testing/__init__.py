@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flwr_moshpit.testing.rules import Rule
     from flwr_moshpit.testing.stages import LeaderOf, Trigger
-    from flwr_moshpit.testing.swarm import Rule, Swarm, SwarmHistory, SwarmStalled
+    from flwr_moshpit.testing.swarm import Swarm, SwarmHistory, SwarmStalled
 
 __all__ = ["LeaderOf", "Rule", "Swarm", "SwarmHistory", "SwarmStalled", "Trigger"]
 
-_HOMES = {"LeaderOf": "stages", "Trigger": "stages"}
+_HOMES = {"LeaderOf": "stages", "Rule": "rules", "Trigger": "stages"}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,22 +6,25 @@ what a test does to the network is drawn from the swarm's own seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.build import build_machine
-from flwr_moshpit.protocol.machine import Machine, Message, PeerId, PeerInfo, Report, Start, Vector
+from flwr_moshpit.protocol.machine import Machine, PeerId, PeerInfo, Report, Start, Vector
+from flwr_moshpit.protocol.rfast import RFastPeer
 from flwr_moshpit.simulation.backend import trainer_backend
 from flwr_moshpit.simulation.engine import Engine
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.history import RoundRecord
 from flwr_moshpit.simulation.membership import Delays
 from flwr_moshpit.simulation.meter import consensus_distance, swarm_mean
-from flwr_moshpit.simulation.network import Delay, Drop, Duplicate, Network, Replace, Verdict
+from flwr_moshpit.simulation.network import Network
+from flwr_moshpit.testing.books import BookedPeer, Books
+from flwr_moshpit.testing.rules import Peer, RuledNetwork
 from flwr_moshpit.testing.stages import LeaderOf, Trigger
 from flwr_moshpit.trainer import Trainer
 
@@ -31,43 +34,9 @@ DEVICE = "jetson-orin-nano"
 STALLED_AFTER_S = 1e6
 """Virtual seconds after which a swarm that has not finished counts as hanging."""
 
-Peer: TypeAlias = PeerId | str | int
-"""A peer by id or by index."""
-
 
 class SwarmStalled(AssertionError):
     """A swarm did not come to an end; the message says who waits for whom."""
-
-
-@dataclass
-class Rule:
-    """Something that is done to some messages. `hits` counts them; `stop()` ends it."""
-
-    action: Callable[[Message], Verdict | None]
-    kind: type[Message] | str | None
-    src: PeerId | None
-    dst: PeerId | None
-    probability: float
-    limit: int | None
-    rng: np.random.Generator
-    hits: int = 0
-    active: bool = True
-
-    def stop(self) -> None:
-        self.active = False
-
-    def __call__(self, now: float, src: PeerId, dst: PeerId, message: Message) -> Verdict | None:
-        if not self.active or src == dst or (self.limit is not None and self.hits >= self.limit):
-            return None
-        if self.src not in (None, src) or self.dst not in (None, dst):
-            return None
-        name = self.kind if isinstance(self.kind, str) or self.kind is None else self.kind.__name__
-        if name is not None and name != type(message).__name__:
-            return None
-        if self.probability < 1 and self.rng.random() >= self.probability:
-            return None
-        self.hits += 1
-        return self.action(message)
 
 
 @dataclass(frozen=True)
@@ -83,7 +52,7 @@ class SwarmHistory:
         return [entry for entry in self.reports if entry[2].name == name]
 
 
-class Swarm:
+class Swarm(RuledNetwork):
     """`peers` clients of one trainer under one algorithm; made by the `swarm` fixture.
 
     Peers are named by index or id. Nothing happens before `run`, `step` or `advance`.
@@ -123,10 +92,11 @@ class Swarm:
             on_trainer_error="report" if on_trainer_error == "report" else "raise",
         )
         width = len(str(peers - 1))
-        self.peers = [PeerId(f"peer-{index:0{width}}") for index in range(peers)]
-        self._rng = np.random.default_rng([seed, 0x5EED])
+        ids = [PeerId(f"peer-{index:0{width}}") for index in range(peers)]
+        super().__init__(ids, self.engine.interceptors, seed)
         self._reports: list[tuple[float, PeerId | None, Report]] = []
         self._round = 0
+        self._begun = False
         self.engine.observe.append(
             lambda now, peer, report: self._reports.append((now, peer, report))
         )
@@ -134,7 +104,10 @@ class Swarm:
         def factory(
             info: PeerInfo, view: Any, rng: np.random.Generator, incarnation: int
         ) -> Machine:
-            return build_machine(algorithm, info, params, view, rng, incarnation, schema)
+            machine = build_machine(algorithm, info, params, view, rng, incarnation, schema)
+            if isinstance(machine, RFastPeer):
+                return BookedPeer(machine, algorithm)
+            return machine
 
         for peer, device in zip(self.peers, fleet, strict=True):
             link = (network or Network.uniform()).link_of(device)
@@ -181,7 +154,10 @@ class Swarm:
         self.engine.run(until_s=self.now + seconds)
 
     def step(self) -> bool:
-        """Deliver one event; False if there is none."""
+        """Deliver one event; False if there is none. Peers that nothing has started yet train
+        without end."""
+        if not self._begun:
+            self.begin()
         return self.engine.step()
 
     def begin(self, rounds: int | None = None) -> None:
@@ -195,6 +171,7 @@ class Swarm:
         )
 
     def _tell_start(self, until_round: int | None, sweep: bool) -> None:
+        self._begun = True
         self.engine.start_event = Start(until_round, sweep)
         for peer in self.engine.machines:
             self.engine.tell(peer, self.engine.start_event)
@@ -222,14 +199,6 @@ class Swarm:
 
     # Looking at peers
 
-    def peer(self, peer: Peer) -> PeerId:
-        """The id of a peer named by index or id."""
-        if isinstance(peer, int):
-            return self.peers[peer]
-        if peer not in self.peers:
-            raise ConfigError(f"there is no peer {peer!r}; there are {self.peers[0]} and on")
-        return PeerId(peer)
-
     def machine(self, peer: Peer) -> Machine:
         """The machine of a living peer: look, do not touch."""
         return self.engine.machines[self.peer(peer)]
@@ -254,6 +223,28 @@ class Swarm:
     def consensus_distance(self) -> float:
         """Root mean square over the living peers of ||params - mean||."""
         return consensus_distance(list(self.engine.machines.values()), self.mean())
+
+    def tracked_mass(self) -> Vector:
+        """(d,), R-FAST's sum z + sum (rho - rho_buf) over the living peers: equal to
+        `gradient_sum()` at every instant, whatever happened.
+
+        `rho` and `rho_buf` are what this network has seen the peers send and receive, see
+        `testing/books.py`. Raises ConfigError where the algorithm is another one.
+        """
+        return np.asarray(sum(book.mass for book in self._books()))
+
+    def gradient_sum(self) -> Vector:
+        """(d,), the sum of what the living peers' trainer last returned as their gradients, times
+        their examples if R-FAST weighs by them. Raises ConfigError as `tracked_mass` does."""
+        return np.asarray(sum(book.gradient for book in self._books()))
+
+    def _books(self) -> list[Books]:
+        machines = list(self.engine.machines.values())
+        books = [machine.books for machine in machines if isinstance(machine, BookedPeer)]
+        if len(books) < len(machines):
+            name = type(self.algorithm).__name__
+            raise ConfigError(f"{name} tracks no gradients: algorithm must be RFast(...) for that")
+        return books
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the mean model."""
@@ -297,53 +288,6 @@ class Swarm:
 
     def heal(self) -> None:
         self.engine.heal()
-
-    # The network. `kind` is a message class or its name; None stands for any.
-
-    def drop(self, probability: float = 1.0, **which: Any) -> Rule:
-        """Lose messages without telling anybody. which: kind, src, dst, limit."""
-        return self._rule(lambda message: Drop(), probability, **which)
-
-    def delay(self, seconds: float, probability: float = 1.0, **which: Any) -> Rule:
-        """Deliver messages later; on a stream, those behind wait too."""
-        return self._rule(lambda message: Delay(seconds), probability, **which)
-
-    def duplicate(self, probability: float = 1.0, **which: Any) -> Rule:
-        """Deliver messages twice."""
-        return self._rule(lambda message: Duplicate(), probability, **which)
-
-    def reorder(self, seconds: float = 1.0, probability: float = 0.5, **which: Any) -> Rule:
-        """Deliver some messages up to `seconds` later, so that others overtake them."""
-        return self._rule(
-            lambda message: Delay(float(self._rng.uniform(0, seconds))), probability, **which
-        )
-
-    def tamper(
-        self, change: Callable[[Any], Message], probability: float = 1.0, **which: Any
-    ) -> Rule:
-        """Let `change(message)` travel instead."""
-        return self._rule(lambda message: Replace(change(message)), probability, **which)
-
-    def _rule(
-        self,
-        action: Callable[[Message], Verdict | None],
-        probability: float,
-        kind: type[Message] | str | None = None,
-        src: Peer | None = None,
-        dst: Peer | None = None,
-        limit: int | None = None,
-    ) -> Rule:
-        rule = Rule(
-            action,
-            kind,
-            None if src is None else self.peer(src),
-            None if dst is None else self.peer(dst),
-            probability,
-            limit,
-            self._rng,
-        )
-        self.engine.interceptors.append(rule)
-        return rule
 
     def close(self) -> None:
         self.engine.close()

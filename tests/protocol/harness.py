@@ -1,8 +1,9 @@
-"""A small network in virtual time for tests of R-FAST, which keeps its own books.
+"""A small network in virtual time for tests of R-FAST, which keeps books.
 
 Messages are lost, late, repeated and out of order; peers are fast and slow, crash, come back, and
 are told late, each at its own time, who is there. After every event `check` compares what the
-machines say they track with books kept from trainer calls and wire messages alone.
+machines say they track with books kept from trainer calls and wire messages alone, which are those
+that the `swarm` fixture keeps too.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from flwr_moshpit.protocol.machine import (
     View,
     ViewChanged,
 )
-from flwr_moshpit.protocol.messages import EdgeId, Push
 from flwr_moshpit.protocol.rfast import RFastPeer
 from flwr_moshpit.protocol.topology import Topology
+from flwr_moshpit.testing.books import Books
 
 
 class Problem(Protocol):
@@ -152,6 +153,7 @@ class Host:
     number: int
     info: PeerInfo
     machine: Any
+    books: Books
     view: View
     step_s: float
     alive: bool = True
@@ -212,10 +214,6 @@ class Net:
         self._suspected: dict[tuple[PeerId, PeerId], None] = {}
         self._records: dict[PeerId, dict[tuple[str, ...], Record]] = {}
         self._ordered: dict[tuple[PeerId, PeerId], float] = {}
-        # The books.
-        self.gradients: dict[PeerId, np.ndarray] = {}
-        self._sent: dict[tuple[PeerId, EdgeId], tuple[int, np.ndarray]] = {}
-        self._absorbed: dict[tuple[PeerId, PeerId, EdgeId], tuple[int, np.ndarray]] = {}
         self._balances: dict[PeerId, np.ndarray] = {}
         self._scale = 1.0
         self.worst = 0.0
@@ -237,7 +235,6 @@ class Net:
 
     def crash(self, peer: PeerId) -> None:
         self.hosts[peer].alive = False
-        self.gradients.pop(peer, None)
         self._spread_views()
 
     def leave(self, peer: PeerId) -> None:
@@ -329,7 +326,8 @@ class Net:
         """
         living = self.living()
         for host in living if changed is None else [changed]:
-            self._balances[host.info.peer] = self._balance(host)
+            # What it has of its own and from others, less what it tracks and has sent on: zero.
+            self._balances[host.info.peer] = host.books.mass - host.books.gradient
             if host.started and not host.paused and host.job is None and host.finished is None:
                 # It has a time of its own at which it goes on, whatever the others do: that of a
                 # step of the root that it last heard of.
@@ -340,18 +338,6 @@ class Net:
         total = sum(self._balances[host.info.peer] for host in living)
         self.worst = max(self.worst, float(np.abs(total).max() / self._scale))
         assert self.worst <= tolerance, f"t={self.now}: the books are out by {total}"
-
-    def _balance(self, host: Host) -> np.ndarray:
-        """What it has of its own and from others, less what it tracks and has sent on: zero."""
-        me, ledger = host.info.peer, host.machine.ledger
-        balance = host.machine.tracked - self.gradients.get(me, np.zeros(self.problem.dim))
-        for out in ledger.outs.values():
-            if (me, out.edge) in self._sent:
-                balance += self._sent[me, out.edge][1]
-        for child, held in ledger.ins.items():
-            if (me, child, held.edge) in self._absorbed:
-                balance -= self._absorbed[me, child, held.edge][1]
-        return balance
 
     def _check_held(self, changed: Host) -> None:
         """What a parent holds of a living child, that child must count as sent."""
@@ -402,7 +388,7 @@ class Net:
         """And the whole mass is at the one root."""
         self.check_at_rest(tolerance)
         (root,) = self.roots()
-        total = sum(self.gradients[host.info.peer] for host in self.living())
+        total = sum(host.books.gradient for host in self.living())
         np.testing.assert_allclose(self.hosts[root].machine.tracked, total, atol=tolerance)
 
     # Inside.
@@ -418,7 +404,8 @@ class Net:
             state=state,
             **({} if self._topology is None else {"topology": self._topology}),
         )
-        host = Host(number, info, machine, view, self._slow.get(number, 1.0))
+        books = Books(machine, self.config)
+        host = Host(number, info, machine, books, view, self._slow.get(number, 1.0))
         self.hosts[info.peer] = host
         self._balances[info.peer] = np.zeros(self.problem.dim)
         self._records.setdefault(info.peer, {})
@@ -445,11 +432,11 @@ class Net:
         host.started = not isinstance(event, Stop)
         if isinstance(event, ComputeDone):
             host.job = None
-        if self.books and isinstance(event, Received) and isinstance(event.message, Push):
-            self._note_absorbed(host, event.src, event.message)
-        if isinstance(event, ComputeDone):
-            self._note_gradient(host, event)
-        for effect in host.machine.handle(event, self.now):
+        effects = host.machine.handle(event, self.now)
+        if self.books:
+            host.books.note(event, effects)
+            self._scale = max(self._scale, float(np.abs(host.books.gradient).max()))
+        for effect in effects:
             self._carry_out(host, effect)
         due = host.machine.deadline
         if due is not None and due < host.timer:
@@ -501,8 +488,6 @@ class Net:
     def _send(self, host: Host, dst: PeerId, message: Message) -> None:
         self.counts["messages"] += 1
         src = host.info.peer
-        if self.books and isinstance(message, Push):
-            self._sent[src, message.edge] = (message.counter, message.rho.astype(float))
         late = self._rng.exponential(self.delay_s)
         if message.delivery is Delivery.STREAM:
             while self._rng.random() < self.loss:
@@ -562,24 +547,6 @@ class Net:
         if host.alive and (known is None or known.rank < record.rank):
             self._records[host.info.peer][record.key] = record
             self._tell(host, Learned(record))
-
-    def _note_gradient(self, host: Host, event: ComputeDone) -> None:
-        result = event.result
-        assert isinstance(result, GradientResult)
-        if np.isfinite(result.gradient).all():
-            weight = result.num_examples if self.config.weigh_examples else 1
-            self.gradients[host.info.peer] = weight * result.gradient.astype(float)
-            self._scale = max(self._scale, float(np.abs(result.gradient).max()))
-
-    def _note_absorbed(self, host: Host, child: PeerId, message: Push) -> None:
-        """The newest counter of an edge counts, whatever comes later."""
-        key = (host.info.peer, child, message.edge)
-        if not np.isfinite(message.rho).all():
-            return
-        counter, _ = self._absorbed.get(key, (-1, None))
-        held = host.machine.ledger.ins.get(child)
-        if held is not None and held.edge == message.edge and counter < message.counter:
-            self._absorbed[key] = (message.counter, message.rho.astype(float))
 
     def _uniform(self, bounds: tuple[float, float]) -> float:
         return float(self._rng.uniform(*bounds))
