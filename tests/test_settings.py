@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flwr_moshpit.commands.settings import DEFAULT_FLEET, DEFAULT_ROUNDS, gather, read_toml
 from flwr_moshpit.config import FedAvg, Moshpit, RFast
 from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.settings import DEFAULT_FLEET, DEFAULT_ROUNDS, gather, read_toml
 
 APP: dict[str, Any] = {
     "algorithm": "moshpit",

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from flwr_moshpit.bench.trainers import DriftTrainer, Stopwatch
-from flwr_moshpit.commands.settings import gather
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import MoshpitError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.observe.text import scaled
+from flwr_moshpit.settings import gather
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.run import Simulation
 

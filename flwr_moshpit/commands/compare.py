@@ -13,19 +13,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from flwr_moshpit.commands.settings import (
+from flwr_moshpit.config import ALGORITHMS
+from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.flower.app import App, load_app
+from flwr_moshpit.observe.folder import next_run
+from flwr_moshpit.observe.progress import Progress
+from flwr_moshpit.observe.text import duration, scaled
+from flwr_moshpit.settings import (
     LEARNING_RATES,
     RunSettings,
     algorithm_keys,
     gather,
     read_toml,
 )
-from flwr_moshpit.commands.simulate import next_run
-from flwr_moshpit.config import ALGORITHMS
-from flwr_moshpit.errors import ConfigError
-from flwr_moshpit.flower.app import App, load_app
-from flwr_moshpit.observe.progress import Progress
-from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.simulation.compare import compare
 from flwr_moshpit.simulation.comparison import CURVES, RESULTS, Comparison
 from flwr_moshpit.simulation.contest import Contest, Task, steps_per_round

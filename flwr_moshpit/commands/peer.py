@@ -16,7 +16,6 @@ from rich.console import Console
 
 from flwr_moshpit.commands.app_trainer import make_app_trainer
 from flwr_moshpit.commands.ca import parse_contacts
-from flwr_moshpit.commands.settings import read_toml
 from flwr_moshpit.commands.swarm import swarm_settings
 from flwr_moshpit.commands.swarm_results import EVENTS, MODEL, named_arrays
 from flwr_moshpit.errors import ConfigError
@@ -30,6 +29,7 @@ from flwr_moshpit.runtime.driver import Schedule
 from flwr_moshpit.runtime.identity import Invitation
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
+from flwr_moshpit.settings import read_toml
 
 LINGER_S = 10.0
 """How long a peer that has done its rounds goes on serving those who have not."""

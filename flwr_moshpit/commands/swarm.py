@@ -11,19 +11,19 @@ from typing import Any
 from rich.console import Console
 
 from flwr_moshpit.commands.app_trainer import make_app_trainer
-from flwr_moshpit.commands.settings import DEFAULT_ROUNDS, RunSettings, gather, read_toml
-from flwr_moshpit.commands.simulate import next_run
 from flwr_moshpit.commands.swarm_results import EVENTS, SwarmResults
 from flwr_moshpit.commands.swarm_run import SwarmRun
 from flwr_moshpit.commands.swarm_table import SwarmTable
 from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.app import App, load_app
+from flwr_moshpit.observe.folder import next_run
 from flwr_moshpit.protocol.machine import PeerId, Start
 from flwr_moshpit.runtime.compute import MakeTrainer, Task
 from flwr_moshpit.runtime.driver import Schedule
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Identity
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.peer import PeerSettings
+from flwr_moshpit.settings import DEFAULT_ROUNDS, RunSettings, gather, read_toml
 
 DEFAULT_PEERS = 8
 GATHER_S = 120.0

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from flwr_moshpit.commands.settings import RunSettings
 from flwr_moshpit.commands.swarm_results import EVENTS, Measured, SwarmResults, named_arrays
 from flwr_moshpit.commands.swarm_table import PeerRow, SwarmTable
 from flwr_moshpit.errors import TrainerError
@@ -34,6 +33,7 @@ from flwr_moshpit.runtime.worker import (
     TellModel,
     Told,
 )
+from flwr_moshpit.settings import RunSettings
 
 SHARE_OF_TIME = 0.1
 """Evaluations take at most about this share of the time: the peers need the processors."""

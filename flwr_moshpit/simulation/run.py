@@ -16,7 +16,7 @@ from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.protocol.build import build_machine
 from flwr_moshpit.protocol.machine import Machine, PeerId, PeerInfo, Start, Vector, View
-from flwr_moshpit.simulation.backend import trainer_backend
+from flwr_moshpit.simulation.backend import ComputeBackend, trainer_backend
 from flwr_moshpit.simulation.cost import CostModel, check_memory
 from flwr_moshpit.simulation.device import DeviceProfile, builtin_catalogue
 from flwr_moshpit.simulation.engine import Engine
@@ -61,6 +61,8 @@ class Simulation:
         Everything that is drawn follows from it: same seed, same digest.
     workers : int
         Processes that train; 0 trains in this one. Results are the same.
+    backend : ComputeBackend, optional
+        What carries out the trainer's jobs instead, such as Flower's simulation engine.
     dtype : "float32" or "float64", optional
         Of the averaged vectors; by default what the model needs.
     cost_as : str or CostModel, optional
@@ -89,6 +91,7 @@ class Simulation:
         faults: str | Iterable[str | Fault] = (),
         seed: int = 0,
         workers: int = 0,
+        backend: ComputeBackend | None = None,
         dtype: str | None = None,
         cost_as: str | CostModel | None = None,
         evaluate_every: int | None = None,
@@ -110,6 +113,7 @@ class Simulation:
         self.seed = seed
         self.peers = peer_ids(len(self.fleet))
         self._workers = workers
+        self._backend = backend
         self._dtype = dtype
         self._evaluate_every = evaluate_every
         self._evaluate_every_s = evaluate_every_s
@@ -184,7 +188,7 @@ class Simulation:
         engine = Engine(
             seed=self.seed,
             network=self.network,
-            backend=trainer_backend(self.trainer, self._workers),
+            backend=self._backend or trainer_backend(self.trainer, self._workers),
             cost=self.cost,
             array_scale=self._array_scale,
             start=start,

@@ -2,7 +2,8 @@
 
 The app's `[tool.flwr.app.config]` gives the defaults, `--config FILE.toml` overrides it, flags
 override both. A key belongs to the run (`RUN_KEYS`), to the algorithm (its fields in `config.py`)
-or to the app (whatever else its own config holds); a key of nobody is refused.
+or to the app (whatever else its own config holds); a key of nobody is refused. In the app's config
+an empty text stands for a setting that is not made: Flower's `-c` overrides only keys that exist.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def gather(
     Raises ConfigError for a key that nobody knows and for a value that cannot be.
     """
     given: dict[str, Any] = {}
-    for source in (app, file, flags):
+    of_any = {key for kind in ALGORITHMS for key in algorithm_keys(kind)}
+    made = {k: v for k, v in app.items() if v != "" or not (k in RUN_KEYS or k in of_any)}
+    for source in (made, file, flags):
         for pair in _EXCLUSIVE:
             if any(key in source for key in pair):
                 for key in pair:
@@ -111,7 +114,6 @@ def gather(
     name = given.get("algorithm", "moshpit")
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm {name!r} is unknown; there are: {', '.join(ALGORITHMS)}")
-    of_any = {key for kind in ALGORITHMS for key in algorithm_keys(kind)}
     asked = {**file, **flags}
     for key in file:
         if key not in RUN_KEYS and key not in of_any and key not in app:
@@ -133,7 +135,9 @@ def gather(
         run["rounds"] = DEFAULT_ROUNDS
     run["algorithm"] = algorithm_from_config(name, algorithm)
     faults = run.get("faults", ())
-    run["faults"] = (faults,) if isinstance(faults, str) else tuple(faults)
+    # Flower's config holds no lists.
+    given_faults = faults.split(";") if isinstance(faults, str) else faults
+    run["faults"] = tuple(fault.strip() for fault in given_faults if fault.strip())
     return RunSettings(
         **{key.replace("-", "_"): value for key, value in run.items()},
         app={key: given.get(key, value) for key, value in app.items()},
