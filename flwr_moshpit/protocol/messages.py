@@ -273,6 +273,60 @@ class Stands(Message):
     holder: PeerId
 
 
+# Joining late; see `state_transfer.py`
+
+
+@dataclass(frozen=True, slots=True)
+class StateWanted(Message):
+    """From a peer that has joined late: may I have your model?"""
+
+    dim: int
+    schema: bytes
+    """Hash of names, shapes and dtypes."""
+    least_round: Round
+    """The model of an earlier round would be of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateOffer(Message):
+    """Answers `StateWanted`: there is a snapshot for you, of this round. Ask for its pieces."""
+
+    serial: int
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class StateDenied(Message):
+    """Answers `StateWanted` or `StateAsk`: not from me."""
+
+    reason: str
+    again: bool
+    """It may be worth to ask me again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateAsk(Message):
+    """Send me the elements offset <= k < offset + size. Pieces are asked for in order: with the
+    last one the snapshot may be forgotten."""
+
+    serial: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateChunk(Message):
+    """Answers `StateAsk`."""
+
+    serial: int
+    offset: int
+    data: Vector
+
+    @property
+    def array_bytes(self) -> int:
+        return self.data.nbytes
+
+
 # R-FAST: edges and leases. An edge belongs to the peer that pushes on it, its child end.
 
 

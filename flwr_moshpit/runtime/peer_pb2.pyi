@@ -100,7 +100,7 @@ class Array(_message.Message):
     def __init__(self, dtype: _Optional[_Union[Dtype, str]] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("lane", "data_bytes", "announce", "arrive", "call", "hold", "late", "refused", "newer_plan", "which_plan", "group_named", "part", "average", "ask", "fetch", "waiting", "gone", "accuse", "query", "answer", "stands", "attach", "grant", "renew", "detach", "detached", "push", "model", "ping", "ack", "ping_for", "vouch", "gossip", "summary", "listing", "want", "update", "global_model", "client_update", "state_request", "state_reply", "rival_ask", "elsewhere", "ready", "ring", "broken", "chunk", "rival_model", "pair_request", "pair_reply", "pair_refused", "rival_push", "push_taken")
+    __slots__ = ("lane", "data_bytes", "announce", "arrive", "call", "hold", "late", "refused", "newer_plan", "which_plan", "group_named", "part", "average", "ask", "fetch", "waiting", "gone", "accuse", "query", "answer", "stands", "state_wanted", "state_offer", "state_denied", "state_ask", "state_chunk", "attach", "grant", "renew", "detach", "detached", "push", "model", "ping", "ack", "ping_for", "vouch", "gossip", "summary", "listing", "want", "update", "global_model", "client_update", "state_request", "state_reply", "rival_ask", "elsewhere", "ready", "ring", "broken", "chunk", "rival_model", "pair_request", "pair_reply", "pair_refused", "rival_push", "push_taken")
     LANE_FIELD_NUMBER: _ClassVar[int]
     DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,11 @@ class Envelope(_message.Message):
     QUERY_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     STANDS_FIELD_NUMBER: _ClassVar[int]
+    STATE_WANTED_FIELD_NUMBER: _ClassVar[int]
+    STATE_OFFER_FIELD_NUMBER: _ClassVar[int]
+    STATE_DENIED_FIELD_NUMBER: _ClassVar[int]
+    STATE_ASK_FIELD_NUMBER: _ClassVar[int]
+    STATE_CHUNK_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +180,11 @@ class Envelope(_message.Message):
     query: Query
     answer: Answer
     stands: Stands
+    state_wanted: StateWanted
+    state_offer: StateOffer
+    state_denied: StateDenied
+    state_ask: StateAsk
+    state_chunk: StateChunk
     attach: Attach
     grant: Grant
     renew: Renew
@@ -207,7 +217,7 @@ class Envelope(_message.Message):
     pair_refused: Rival.PairRefused
     rival_push: Rival.Push
     push_taken: Rival.PushTaken
-    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., data_bytes: _Optional[int] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., late: _Optional[_Union[Late, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., newer_plan: _Optional[_Union[NewerPlan, _Mapping]] = ..., which_plan: _Optional[_Union[WhichPlan, _Mapping]] = ..., group_named: _Optional[_Union[GroupNamed, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., vouch: _Optional[_Union[Vouch, _Mapping]] = ..., gossip: _Optional[_Union[Gossip, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., listing: _Optional[_Union[Listing, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., global_model: _Optional[_Union[Rival.GlobalModel, _Mapping]] = ..., client_update: _Optional[_Union[Rival.ClientUpdate, _Mapping]] = ..., state_request: _Optional[_Union[Rival.StateRequest, _Mapping]] = ..., state_reply: _Optional[_Union[Rival.StateReply, _Mapping]] = ..., rival_ask: _Optional[_Union[Rival.Ask, _Mapping]] = ..., elsewhere: _Optional[_Union[Rival.Elsewhere, _Mapping]] = ..., ready: _Optional[_Union[Rival.Ready, _Mapping]] = ..., ring: _Optional[_Union[Rival.Ring, _Mapping]] = ..., broken: _Optional[_Union[Rival.Broken, _Mapping]] = ..., chunk: _Optional[_Union[Rival.Chunk, _Mapping]] = ..., rival_model: _Optional[_Union[Rival.Model, _Mapping]] = ..., pair_request: _Optional[_Union[Rival.PairRequest, _Mapping]] = ..., pair_reply: _Optional[_Union[Rival.PairReply, _Mapping]] = ..., pair_refused: _Optional[_Union[Rival.PairRefused, _Mapping]] = ..., rival_push: _Optional[_Union[Rival.Push, _Mapping]] = ..., push_taken: _Optional[_Union[Rival.PushTaken, _Mapping]] = ...) -> None: ...
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., data_bytes: _Optional[int] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., late: _Optional[_Union[Late, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., newer_plan: _Optional[_Union[NewerPlan, _Mapping]] = ..., which_plan: _Optional[_Union[WhichPlan, _Mapping]] = ..., group_named: _Optional[_Union[GroupNamed, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., stands: _Optional[_Union[Stands, _Mapping]] = ..., state_wanted: _Optional[_Union[StateWanted, _Mapping]] = ..., state_offer: _Optional[_Union[StateOffer, _Mapping]] = ..., state_denied: _Optional[_Union[StateDenied, _Mapping]] = ..., state_ask: _Optional[_Union[StateAsk, _Mapping]] = ..., state_chunk: _Optional[_Union[StateChunk, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., detached: _Optional[_Union[Detached, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., vouch: _Optional[_Union[Vouch, _Mapping]] = ..., gossip: _Optional[_Union[Gossip, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., listing: _Optional[_Union[Listing, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., update: _Optional[_Union[Update, _Mapping]] = ..., global_model: _Optional[_Union[Rival.GlobalModel, _Mapping]] = ..., client_update: _Optional[_Union[Rival.ClientUpdate, _Mapping]] = ..., state_request: _Optional[_Union[Rival.StateRequest, _Mapping]] = ..., state_reply: _Optional[_Union[Rival.StateReply, _Mapping]] = ..., rival_ask: _Optional[_Union[Rival.Ask, _Mapping]] = ..., elsewhere: _Optional[_Union[Rival.Elsewhere, _Mapping]] = ..., ready: _Optional[_Union[Rival.Ready, _Mapping]] = ..., ring: _Optional[_Union[Rival.Ring, _Mapping]] = ..., broken: _Optional[_Union[Rival.Broken, _Mapping]] = ..., chunk: _Optional[_Union[Rival.Chunk, _Mapping]] = ..., rival_model: _Optional[_Union[Rival.Model, _Mapping]] = ..., pair_request: _Optional[_Union[Rival.PairRequest, _Mapping]] = ..., pair_reply: _Optional[_Union[Rival.PairReply, _Mapping]] = ..., pair_refused: _Optional[_Union[Rival.PairRefused, _Mapping]] = ..., rival_push: _Optional[_Union[Rival.Push, _Mapping]] = ..., push_taken: _Optional[_Union[Rival.PushTaken, _Mapping]] = ...) -> None: ...
 
 class PlanId(_message.Message):
     __slots__ = ("term", "coordinator")
@@ -456,6 +466,52 @@ class Stands(_message.Message):
     named: GroupNamed
     holder: str
     def __init__(self, named: _Optional[_Union[GroupNamed, _Mapping]] = ..., holder: _Optional[str] = ...) -> None: ...
+
+class StateWanted(_message.Message):
+    __slots__ = ("dim", "schema", "least_round")
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    LEAST_ROUND_FIELD_NUMBER: _ClassVar[int]
+    dim: int
+    schema: bytes
+    least_round: int
+    def __init__(self, dim: _Optional[int] = ..., schema: _Optional[bytes] = ..., least_round: _Optional[int] = ...) -> None: ...
+
+class StateOffer(_message.Message):
+    __slots__ = ("serial", "round")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    round: int
+    def __init__(self, serial: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class StateDenied(_message.Message):
+    __slots__ = ("reason", "again")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    again: bool
+    def __init__(self, reason: _Optional[str] = ..., again: bool = ...) -> None: ...
+
+class StateAsk(_message.Message):
+    __slots__ = ("serial", "offset", "size")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    offset: int
+    size: int
+    def __init__(self, serial: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("serial", "offset", "data")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    offset: int
+    data: Array
+    def __init__(self, serial: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Label(_message.Message):
     __slots__ = ("term", "root", "beat")
