@@ -26,10 +26,14 @@ def ledger_error(net: object) -> float:
 def run(topology: str, steps: int) -> tuple[float, float, float]:
     """(ledger error at a tenth, at the end, relative distance from the optimum)."""
     net = network(PROBLEM, topology, dtype="float32", seed=1)
-    net.run(steps / NUM_PEERS / 10)
+
+    def run_to(number: int) -> None:
+        limit = 2 * number / NUM_PEERS
+        assert net.run_until(lambda: net.counts["steps"] >= number, limit, every=10) <= limit
+
+    run_to(steps // 10)
     early = ledger_error(net)
-    net.run(steps / NUM_PEERS)
-    assert net.counts["steps"] >= 0.9 * steps
+    run_to(steps)
     return early, ledger_error(net), net.error(OPTIMUM)
 
 
