@@ -44,12 +44,6 @@ class Moshpit:
     """How long, as a fraction of the median local time, a group waits for a member that says
     nothing. Above 0; a larger one loses less of the stragglers' work, more of everyone's time."""
 
-    update_max: float | None = None
-    """How many times its weight in the swarm a peer's update may count in one round. Derived: no
-    limit in one group; 4 on a grid, 2 if `delayed` too. Beyond that one device with many times the
-    others' examples moves its line of the grid further than the other axes can mend, and the swarm
-    diverges; below it the mean moves exactly as FedAvg's."""
-
     part_bytes: int = 1 << 20
     """Largest piece of a vector in one message. Smaller pieces overlap better and cost more."""
 
@@ -74,8 +68,6 @@ class Moshpit:
             f"local-s must be above 0, not {self.local_s}",
         )
         _need(self.patience > 0, f"patience must be above 0, not {self.patience}")
-        most = self.update_max
-        _need(most is None or most >= 1, f"update-max must be at least 1, not {most}")
         _need(self.part_bytes >= 1024, f"part-bytes must be at least 1024, not {self.part_bytes}")
         _need(
             self.share_bytes_min >= 0,
@@ -90,14 +82,6 @@ class Moshpit:
         if num_peers <= 16:
             return max(2, num_peers)
         return min(32, math.isqrt(num_peers - 1) + 1)
-
-    def update_max_on(self, num_axes: int) -> float:
-        """`update_max`, or the rule in its description for a grid of `num_axes` dimensions."""
-        if self.update_max is not None:
-            return self.update_max
-        if num_axes == 1:
-            return math.inf
-        return 2.0 if self.delayed else 4.0
 
     @property
     def steps(self) -> int | None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,10 @@ COUNTER_MAX = 1 << 20
 SILENCES_MAX = 3
 """Unanswered questions after which a member counts as lost even if the membership sees it live."""
 
-CERTAIN = ("dead", "cut off", "silent", "gone")
+CERTAIN = ("dead", "cut off", "silent", "gone", "unusable")
 """Reasons for a loss after which the peer is not asked whether it has finished. One that cannot be
-reached, or is accused, may live and may have finished: it is asked again before that."""
+reached, or is accused, may live and may have finished: it is asked again before that. One that sent
+me what cannot be averaged would only send it again."""
 
 REDIAL_S = 0.1
 CUTS_MAX = 3
@@ -255,9 +256,9 @@ class AllReduce:
     def _descends(self, named: GroupNamed) -> bool:
         """Whether `named` can be a version of this group: fewer members, everything else alike."""
         mine = self.named
-        alike = (named.group, named.ranks, named.dim) == (mine.group, mine.ranks, mine.dim)
+        same = replace(named, version=mine.version, members=mine.members, shares=mine.shares)
         return (
-            alike
+            same == mine
             and objection(named, mine.dim) is None
             and all(self._first.get(member.peer) == member for member in named.members)
         )
@@ -425,7 +426,7 @@ class AllReduce:
         reason = unusable(part.data, piece[0] - part.offset, self._vector.dtype, self._weights[src])
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "part"})
-            return [report, *self._lose(src, f"refused: {reason}", now)]
+            return [report, *self._lose(src, "unusable", now)]
         self._parts.setdefault(part.offset, {})[src] = part.data
         self._progress_at = now
         if piece[1] != self.me:
@@ -480,7 +481,7 @@ class AllReduce:
         reason = unusable(message.data, piece[0] - message.offset, self._vector.dtype, 1.0)
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "average"})
-            return [report, *self._lose(src, f"refused: {reason}", now)]
+            return [report, *self._lose(src, "unusable", now)]
         self._averages[message.offset] = message.data
         self._progress_at = now
         self._check_done()
@@ -608,15 +609,11 @@ class AllReduce:
             return []
         told = list(self._ballot)
         members = tuple(m for m in self.named.members if m.peer not in self._lost)
-        named = GroupNamed(
-            self.group,
-            self._promised,
-            members,
-            self._reassigned(members),
-            self.named.ranks,
-            self.named.dim,
-            self.named.part_elems,
-            self.named.stall_s,
+        named = replace(
+            self.named,
+            version=self._promised,
+            members=members,
+            shares=self._reassigned(members),
         )
         lost = {peer: why for peer, why in self._lost.items() if peer in self._weights}
         effects: list[Effect] = [
@@ -652,6 +649,8 @@ class AllReduce:
     def _on_stands(self, message: Stands, now: float) -> list[Effect]:
         """Somebody finished `message.named`: take it up even if I promised not to finish it."""
         if self.outcome or message.named.version < self._version:
+            return []
+        if self._lost.get(message.holder) == "unusable":
             return []
         effects: list[Effect] = []
         if self._ballot is not None:

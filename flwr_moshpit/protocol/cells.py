@@ -27,7 +27,6 @@ class Cells:
         self._vectors: list[Vector] = [params]
         self._weights = [0.0]
         self._mean: Vector | None = params
-        self._local: Vector | None = None
 
     @property
     def numbers(self) -> list[int]:
@@ -44,16 +43,6 @@ class Cells:
             self._mean, _ = self._pooled(range(len(self._numbers)))
         return self._mean
 
-    @property
-    def local(self) -> Vector:
-        """(d,), what to train from: the mean, and since the last average the plain changes.
-
-        In `mean` a change counts by its examples, which for a peer with more than the others' is
-        more than once. An average puts that right; without one it must not be trained on further,
-        or the peer overshoots a little more in every round that it is alone.
-        """
-        return self.mean if self._local is None else self._local
-
     def joined(self, cells: Sequence[int]) -> tuple[Vector, float]:
         """The weighted mean of some cells, and the sum of their weights."""
         return self._pooled([self._numbers.index(cell) for cell in cells])
@@ -69,32 +58,22 @@ class Cells:
         self._weights = [weight / len(wanted)] * len(wanted)
         self._mean = mean
 
-    def add_weight(self, weight: float) -> None:
-        """The peer's own examples join the swarm; its vectors stay."""
-        if not weight:
+    def weigh(self, weight: float) -> None:
+        """Weigh `weight` from now on, each cell an equal part of it; the vectors stay."""
+        if weight == self.weight:
             return
-        self._weights = [mine + weight / len(self._weights) for mine in self._weights]
+        self._weights = [weight / len(self._weights)] * len(self._weights)
         if len(self._weights) > 1:
             self._mean = None
 
-    def add_training(
-        self, base: Vector, trained: Vector, examples: float, alone: bool, most: float
-    ) -> None:
-        """Add examples * (trained - base) to the sum of w x, or `most` times the weight at most.
-
-        Alone, or where the examples equal the weight, a vector that was `base` becomes `trained`
-        bit for bit.
-        """
+    def add_training(self, base: Vector, trained: Vector) -> None:
+        """Move all cells by trained - base; a vector that was `base` becomes `trained` itself."""
         trained.setflags(write=False)
-        self._local = trained if self.local is base else _frozen(self.local + (trained - base))
-        whole = alone or examples == self.weight
-        if whole and all(vector is base for vector in self._vectors):
+        if all(vector is base for vector in self._vectors):
             self._vectors = [trained] * len(self._vectors)
             self._mean = trained
             return
-        scale = trained.dtype.type(1.0 if whole else min(examples / self.weight, most))
         change = np.subtract(trained, base)
-        change *= scale
         self._vectors = [_frozen(vector + change) for vector in self._vectors]
         self._mean = self._vectors[0] if len(self._vectors) == 1 else None
 
@@ -106,14 +85,20 @@ class Cells:
             self._vectors[index] = vector
             self._weights[index] = weight / len(cells)
 
-    def replace(self, cells: Sequence[int], vector: Vector, weight: float) -> None:
-        """These cells now hold `vector`, an average with others, each with `weight`."""
+    def replace(self, cells: Sequence[int], vector: Vector, weight: float | None = None) -> None:
+        """These cells now hold `vector`, each with `weight`, or with what it weighed."""
         for cell in cells:
             index = self._numbers.index(cell)
             self._vectors[index] = vector
-            self._weights[index] = weight
+            if weight is not None:
+                self._weights[index] = weight
         self._mean = vector if len(self._numbers) == 1 else None
-        self._local = None
+
+    def begin_with(self, vector: Vector) -> None:
+        """All cells hold `vector`, (d,), with weight 0: what a newcomer was given."""
+        self._vectors = [vector] * len(self._numbers)
+        self._weights = [0.0] * len(self._numbers)
+        self._mean = vector
 
     def snapshot(self) -> dict[str, Any]:
         return {

@@ -410,6 +410,7 @@ class Rendezvous:
             terms.dim,
             terms.part_elems,
             stall_s,
+            lobby.sweep,
         )
 
 

@@ -178,6 +178,8 @@ class GroupNamed(Message):
     """Largest piece of a vector in one message."""
     stall_s: float
     """Without any progress for this long a member asks again."""
+    sweep: bool
+    """Weights travel: all cells leave with an equal part of the members' weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,15 @@ Ryabinin et al., "Moshpit SGD", NeurIPS 2021, arXiv 2103.03239, Algorithm 1 and 
 Departs from the paper:
 - The grid is planned, mixed-radix and exact for every number of peers (`grid.py`). Cells are
   virtual peers (`cells.py`): a stand-in takes part once for each line on which it holds a cell.
-- Weights travel: peers average w x and w alike. Training on n examples that changes x by delta
-  adds n delta to w x and leaves w, so the swarm's mean moves exactly as FedAvg's. A peer's examples
-  join w once, when it first trains on so many.
+- A peer weighs as much as the examples that it has last trained on. Training on n that changes x by
+  delta adds n delta to the sum of w x, and a group's average leaves every member its own weight:
+  neither changes the sum of w, so the swarm's mean moves exactly as FedAvg's.
+- In a sweep, which trains nothing, weights travel: peers average w x and w alike, and all members
+  of a group leave it with equal cells. That is what makes d rounds exact for unequal weights. Who
+  trains again takes its own weight back: where all hold the same, this moves no mean.
 - Rounds are numbered; a peer that comes too late keeps what it has and joins the next open round.
 - A peer that joins or restarts first takes part with weight 0, which gives it the mean of its group
-  and a part of that group's weight, and takes nothing from anybody.
+  and takes nothing from anybody.
 """
 
 from __future__ import annotations
@@ -146,8 +149,6 @@ class MoshpitPeer:
         self._cells = Cells(params)
         self._tag_along = incarnation > 0
         """Take part without training until somebody has given me the swarm's model."""
-        self._counted = 0
-        """Examples of mine that have joined the weights."""
         self._planner = Planner(me.peer, config)
         self._seats: list[Seat] = []
         self._groups: dict[GroupId, AllReduce] = {}
@@ -164,7 +165,6 @@ class MoshpitPeer:
         self._trained: tuple[Vector, Trained] | None = None
         self._skip_training = False
         self._num_examples = 0
-        self._num_counted = 0.0
         self._local_s = config.local_s or 0.0
         self._until: int | None = 0
         self._sweep = False
@@ -212,7 +212,6 @@ class MoshpitPeer:
             "phase": self.phase.value,
             "phase_began_at": self._phase_began_at,
             "cells": self._cells.snapshot(),
-            "counted": self._counted,
             "tag_along": self._tag_along,
             "local_s": self._local_s,
             "plan": plan and [list(plan.id), list(plan.radices), list(plan.holders)],
@@ -320,7 +319,7 @@ class MoshpitPeer:
         round = Round(self.round + (self.phase is Phase.MEETING))
         self._next_job += 1
         job_id = JobId(self._next_job)
-        job = LocalSteps(self._cells.local, self.config.steps, self.config.local_s)
+        job = LocalSteps(self._cells.mean, self.config.steps, self.config.local_s)
         known = self._local_s > 0
         slip_at = now + self._local_s * 1.05 if known else None
         self._training = _Training(job_id, job.params, now, round, slip_at)
@@ -376,15 +375,10 @@ class MoshpitPeer:
         (base, result), self._trained = self._trained, None
         self._num_examples = result.num_examples
         if result.num_examples > 0:
-            # Its examples join w once; if it ever trains on more than before, what is new joins
-            # too, or the swarm's mean would move further than FedAvg's and might run away.
-            new = max(0, result.num_examples - self._counted)
-            self._counted += new
-            self._cells.add_weight(float(new))
-            examples, alone = float(result.num_examples), len(self._view) <= 1
-            most = self.config.update_max_on(self._planner.num_axes)
-            self._num_counted = min(examples, most * self._cells.weight)
-            self._cells.add_training(base, result.params, examples, alone, most)
+            # With equal weights the change would have to count by its examples, more than once
+            # for some: a peer would go beyond where it trained to, and the swarm would diverge.
+            self._cells.weigh(float(result.num_examples))
+            self._cells.add_training(base, result.params)
         return True
 
     def _meet(self, now: float) -> list[Effect]:
@@ -432,7 +426,6 @@ class MoshpitPeer:
             "round": self.round,
             "trained": self._trains_in(self.round),
             "examples": self._num_examples,
-            "counted": self._num_counted,
             "local_s": self._local_s if self._num_examples else 0.0,
             **round_values(self._seats, now, self._met_at),
         }
@@ -443,7 +436,8 @@ class MoshpitPeer:
             if seat.allreduce is not None and seat.averaged:
                 self._left_out.update(seat.allreduce.left_out)
             if outcome.average is not None:
-                weight = outcome.weight / outcome.num_cells
+                travels = seat.allreduce is not None and seat.allreduce.named.sweep
+                weight = outcome.weight / outcome.num_cells if travels else None
                 self._cells.replace(seat.cells, outcome.average, weight)
                 self._tag_along, self._fruitless = False, 0
                 if seat.grouped_at is not None:
@@ -451,7 +445,6 @@ class MoshpitPeer:
             elif outcome.lost_track:
                 self._cells.replace(seat.cells, seat.vector, 0.0)
                 self._tag_along = self._cells.weight == 0
-                self._counted = 0 if self._tag_along else self._counted
             else:
                 # Nobody came to this line, but two cells of my own still average with each other.
                 self._cells.pool(seat.cells)
@@ -460,9 +453,12 @@ class MoshpitPeer:
                     self._tag_along = False
         later = max(seat.later_round for seat in self._seats)
         self._skip_training = later > 0
+        if self._until is not None and self.round < self._until < later:
+            # The sweep is what all have worked for: ask to take part from its first round.
+            later = Round(self._until)
         self.round = Round(max(self.round + 1, later))
         self._seats = []
-        self._num_examples, self._num_counted = 0, 0.0
+        self._num_examples = 0
         self._forget()
         return effects + self._begin_round(now)
 
@@ -601,10 +597,17 @@ class MoshpitPeer:
             return self._decline(named)
         reason = objection(named, len(seat.vector))
         mine = Member(self.me, seat.weight, seat.num_cells, self._incarnation)
+        named_as = next((member for member in named.members if member.peer == self.me), None)
+        # Before its first version could reach me, a group may have gone on without me.
+        left_out = named_as is None and self.me in named.ranks
         if reason is None and (
-            mine not in named.members or src not in (named.group.leader, *named.ranks)
+            not (left_out or named_as == mine) or src not in (named.group.leader, *named.ranks)
         ):
             reason = "not what I came with"
+        earlier = named_as is not None and named_as.incarnation < self._incarnation
+        if earlier or (left_out and not reason and named.group.leader != seat.leader):
+            # It means a life of mine that is over, or a leader that I have left.
+            return self._decline(named)
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "group"})
             return [report, *self._decline(named)]
@@ -752,6 +755,5 @@ class MoshpitPeer:
     def _restore(self, state: State) -> None:
         self.round = Round(state["round"])
         self._cells.restore(state["cells"])
-        self._counted = state["counted"]
         self._tag_along = state["tag_along"]
         self._local_s = state["local_s"]

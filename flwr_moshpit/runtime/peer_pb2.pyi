@@ -360,7 +360,7 @@ class Share(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., reducer: _Optional[str] = ...) -> None: ...
 
 class GroupNamed(_message.Message):
-    __slots__ = ("group", "version", "members", "shares", "ranks", "dim", "part_elems", "stall_s")
+    __slots__ = ("group", "version", "members", "shares", "ranks", "dim", "part_elems", "stall_s", "sweep")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,7 @@ class GroupNamed(_message.Message):
     DIM_FIELD_NUMBER: _ClassVar[int]
     PART_ELEMS_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
+    SWEEP_FIELD_NUMBER: _ClassVar[int]
     group: GroupId
     version: Version
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -377,7 +378,8 @@ class GroupNamed(_message.Message):
     dim: int
     part_elems: int
     stall_s: float
-    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., ranks: _Optional[_Iterable[str]] = ..., dim: _Optional[int] = ..., part_elems: _Optional[int] = ..., stall_s: _Optional[float] = ...) -> None: ...
+    sweep: bool
+    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., ranks: _Optional[_Iterable[str]] = ..., dim: _Optional[int] = ..., part_elems: _Optional[int] = ..., stall_s: _Optional[float] = ..., sweep: bool = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("group", "offset", "data")

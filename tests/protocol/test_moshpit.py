@@ -121,8 +121,7 @@ def test_a_sweep_is_exact_in_many_parts_and_shares():
     ("num_peers", "group_size", "delayed"), [(8, 8, False), (11, 4, False), (11, 4, True)]
 )
 def test_the_mean_moves_as_fedavgs(num_peers, group_size, delayed):
-    counts = [9, 11, 7, 8, 13] if delayed else [3, 11, 7, 5, 20]
-    trainer = LoggedQuadratic(num_examples=counts, flops_per_example=1e6)
+    trainer = LoggedQuadratic(num_examples=[3, 11, 7, 5, 400], flops_per_example=1e6)
     algorithm = Moshpit(group_size=group_size, local_steps=5, delayed=delayed)
     net = Swarm(trainer, peers=num_peers, algorithm=algorithm, seed=3)
     net.run(rounds=20, sweep=True)
@@ -454,16 +453,22 @@ def test_equal_time_lets_fast_devices_do_more():
 
 @pytest.mark.parametrize("delayed", [False, True])
 def test_very_unequal_devices_do_not_diverge(delayed):
-    """A T4 does 34 times what a Nano does in the same time, and would count as much."""
+    """A T4 does 34 times what a Nano does in the same time, and counts as much.
+
+    No local training leads further from its start than to the client's own optimum, so the mean
+    stays among these.
+    """
     mix = {"jetson-nano": 0.5, "jetson-orin-nano": 0.3, "cloud-t4": 0.2}
     fleet = Fleet.mix(mix, 21, seed=1)
     trainer = QuadraticTrainer(dim=16, num_examples=[3, 10, 7], flops_per_example=2e9)
     algorithm = Moshpit(group_size=8, local_s=0.46, delayed=delayed)
     net = Swarm(trainer, peers=21, algorithm=algorithm, seed=1, fleet=fleet)
     net.run(rounds=60, sweep=True)
-    assert np.linalg.norm(net.mean()) < 20
-    counted = [r.values["counted"] / r.examples for r in net.history.rounds if r.examples]
-    assert min(counted) < 1
+    optima = [
+        np.linalg.solve(trainer.matrix(client), trainer.target(client)) for client in range(21)
+    ]
+    assert np.linalg.norm(net.mean()) < max(np.linalg.norm(optimum) for optimum in optima)
+    assert net.consensus_distance() < 1e-9
 
 
 def test_small_groups_start_at_once():

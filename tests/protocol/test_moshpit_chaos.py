@@ -13,7 +13,7 @@ from flwr_moshpit.simulation.network import Network
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
 
-FAILED_ONCE = [11, 18, 34, 75]
+FAILED_ONCE = [11, 18, 34, 75, 1052]
 FAILED_ONCE_AND_LONG = [72, 146, 182]
 
 
