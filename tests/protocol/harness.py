@@ -366,6 +366,15 @@ class Net:
                 # The parent that it hangs on is dead.
                 break
 
+    def has_arrived(self) -> bool:
+        """Whether the newest push on every edge is in."""
+        for host in self.living():
+            for parent, out in host.machine.ledger.outs.items():
+                held = self.hosts[parent].machine.ledger.ins.get(host.info.peer)
+                if held is None or (held.edge, held.counter) != (out.edge, out.counter):
+                    return False
+        return True
+
     def check_at_rest(self, tolerance: float = 1e-9) -> None:
         """Nothing is under way: both ends of every edge agree, none is half open."""
         self.check(tolerance=tolerance)

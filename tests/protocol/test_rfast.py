@@ -77,6 +77,8 @@ def put_to_rest(net: Net) -> None:
     for host in net.living():
         net._tell(host, Start(host.machine.round))
     net.run(net.now + 60 + 4 * net.config.lease_s)
+    # What is lost now is sent again once or twice a lease, and may be lost again.
+    net.run_until(net.has_arrived, net.now + 40 * net.config.lease_s, every=net.config.lease_s)
 
 
 # Schedules of faults.
