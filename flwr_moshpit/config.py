@@ -40,7 +40,7 @@ class Moshpit:
     delayed: bool = False
     """Go on training while a round is under way; only the difference that it made is added."""
 
-    patience: float = 0.25
+    patience: float = 0.2
     """How long, as a fraction of the median local time, a group waits for a member that says
     nothing. Above 0; a larger one loses less of the stragglers' work, more of everyone's time."""
 

@@ -113,6 +113,11 @@ class Engine:
         return self._host.observe
 
     @property
+    def on_job(self) -> list[Callable[[PeerId], None]]:
+        """Who is told which peer has just begun a job."""
+        return self._host.on_job
+
+    @property
     def finished(self) -> dict[PeerId, Vector]:
         """What living peers returned with `Finish`, since their last `Start`."""
         return self._host.finished

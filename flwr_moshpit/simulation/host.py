@@ -4,6 +4,7 @@ timer a peer."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from flwr_moshpit.errors import ConfigError, LocalProtocolError
 from flwr_moshpit.observe.observer import Observer
@@ -48,6 +49,7 @@ class Host:
         """`transport`, `membership` and perhaps `jobs`, which call back, are set afterwards."""
         self.peers: list[Peer] = []
         self.observe: list[Observer] = []
+        self.on_job: list[Callable[[PeerId], None]] = []
         self.finished: dict[PeerId, Vector] = {}
         self.delivered = 0
         self.digest = Digest()
@@ -138,6 +140,8 @@ class Host:
                 raise ConfigError("a machine wants to train, and the engine has no backend")
             if isinstance(effect, Compute):
                 self.jobs.submit(peer.slot, effect.job_id, effect.job)
+                for watch in self.on_job:
+                    watch(peer.info.peer)
             else:
                 self.jobs.cancel(peer.slot, effect.job_id)
         elif isinstance(effect, Publish):

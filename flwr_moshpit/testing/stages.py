@@ -12,7 +12,7 @@ from flwr_moshpit.simulation.network import Verdict
 
 STAGES: dict[str | None, tuple[str, ...]] = {
     None: (),
-    "training": ("Announce",),
+    "training": (),
     "matchmaking": ("Arrive",),
     "allreduce": ("Part", "Average"),
     "naming": ("Query",),
@@ -27,7 +27,8 @@ class LeaderOf:
 
 
 class Trigger:
-    """Crashes `target` at the first message of its stage that it sends or is sent."""
+    """Crashes `target` at the first message of its stage that it sends or is sent, or, in training,
+    when its first job has begun."""
 
     def __init__(
         self, engine: Engine, target: PeerId | LeaderOf, during: str | None, round: int | None
@@ -39,11 +40,16 @@ class Trigger:
         self.victim: PeerId | None = None if isinstance(target, LeaderOf) else target
         self._engine = engine
         self._leader_of = target.round if isinstance(target, LeaderOf) else None
+        self._during = during
         self._kinds = STAGES[during]
+        if during == "training":
+            if isinstance(target, LeaderOf):
+                raise ConfigError("a leader is not known yet during='training': name a peer")
+            engine.on_job.append(self._on_job)
         self._round = self._leader_of if isinstance(target, LeaderOf) else round
 
     def __call__(self, now: float, src: PeerId, dst: PeerId, message: Message) -> Verdict | None:
-        if self.fired_at is not None:
+        if self.fired_at is not None or self._during == "training":
             return None
         kind = type(message).__name__
         if self._round is not None and _round_of(message) != self._round:
@@ -56,6 +62,14 @@ class Trigger:
         if self.victim in (src, dst) and (kind in self._kinds or not self._kinds):
             self.fire(self.victim)
         return None
+
+    def _on_job(self, peer: PeerId) -> None:
+        round = getattr(self._engine.machines[peer], "round", None)
+        of_round = self._round is None or round == self._round
+        if self.fired_at is None and peer == self.victim and of_round:
+            self.fired_at = self._engine.now
+            # Its machine is at work: what it has just asked for comes first.
+            self._engine.schedule(self._engine.now, lambda: self._engine.crash(peer))
 
     def fire(self, victim: PeerId | None) -> None:
         assert victim is not None

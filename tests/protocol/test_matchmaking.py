@@ -75,7 +75,7 @@ def test_somewhat_slower_members_are_worth_it():
     assert made.decide(10.0, 0.25, 0.0).wake_at == pytest.approx(13)
 
 
-def test_a_silent_member_is_called_and_costs_a_quarter():
+def test_a_silent_member_is_called_and_costs_its_patience():
     at, called = closes_at(lobby(4, here=[(10, 10)] * 3), 10.0)
     assert called
     assert at == pytest.approx(12.5)

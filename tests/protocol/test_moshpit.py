@@ -121,7 +121,7 @@ def test_a_sweep_is_exact_in_many_parts_and_shares():
     ("num_peers", "group_size", "delayed"), [(8, 8, False), (11, 4, False), (11, 4, True)]
 )
 def test_the_mean_moves_as_fedavgs(num_peers, group_size, delayed):
-    trainer = LoggedQuadratic(num_examples=[3, 11, 7, 5, 400], flops_per_example=1e6)
+    trainer = LoggedQuadratic(num_examples=[3, 11, 7, 5, 400], flops_per_example=1e4)
     algorithm = Moshpit(group_size=group_size, local_steps=5, delayed=delayed)
     net = Swarm(trainer, peers=num_peers, algorithm=algorithm, seed=3)
     net.run(rounds=20, sweep=True)
@@ -234,7 +234,7 @@ def test_a_death_at_any_stage_is_survived(stage, victim):
     target = net.leader(round=0) if victim == "leader" else victim
     trigger = net.kill(target, during=stage)
     net.run(rounds=1)
-    assert trigger.fired_at is not None or stage == "training"
+    assert trigger.fired_at is not None
     results = check_one_round(net, 8)
     assert len(results) == 1
     (holders,) = results.values()
@@ -295,15 +295,19 @@ def test_one_lost_message_of_any_kind_delays_but_stops_nothing(kind):
 
 @pytest.mark.parametrize("group_size", [2, 8])
 def test_a_straggler_costs_its_group_a_quarter_at_most(group_size):
-    trainer = QuadraticTrainer(flops_per_example=1e9)
+    trainer = QuadraticTrainer(flops_per_example=4e9)
     net = Swarm(trainer, peers=8, algorithm=Moshpit(group_size=group_size), seed=1)
     net.slow_down(3, 10)
     net.run(rounds=12)
-    waits = [r for r in net.history.named("group") if "peer-3" not in r[2].values["members"]]
     local_s = np.median([r.local_s for r in net.history.rounds if r.local_s and r.peer != "peer-3"])
-    assert len(waits) > 10
-    for _, _, report in waits:
-        assert report.values["wait_s"] <= 0.3 * local_s, report
+    waits = {
+        (r.round, r.values["contributor_ids"]): r.values["wait_s"]
+        for r in sorted(net.history.rounds, key=lambda r: r.values["wait_s"], reverse=True)
+        if r.coverage == 1 and "peer-3" not in r.values["contributor_ids"]
+    }
+    assert len(waits) > 5
+    # Whoever comes last waits for nobody but the straggler.
+    assert max(waits.values()) <= 0.25 * local_s
     rounds = [r for r in net.history.rounds if r.peer == "peer-0"]
     assert rounds[-1].t < 12 * 1.3 * local_s + 10 * local_s
     # It is late, keeps its work, and is back in the next open round.
