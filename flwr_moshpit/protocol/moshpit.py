@@ -6,6 +6,7 @@ Ryabinin et al., "Moshpit SGD", NeurIPS 2021, arXiv 2103.03239, Algorithm 1 and 
     TRAINING   a job is out; announced to the leaders of this round's lines
     MEETING    arrived in a lobby, or averaging, once for each line that I hold a cell of
     WAITING    no plan known, or no cell in it
+    JOINING    the swarm began, or ended, without me: somebody gives me its model
 
 Departs from the paper:
 - The grid is planned, mixed-radix and exact for every number of peers (`grid.py`). Cells are
@@ -17,8 +18,9 @@ Departs from the paper:
   of a group leave it with equal cells. That is what makes d rounds exact for unequal weights. Who
   trains again takes its own weight back: where all hold the same, this moves no mean.
 - Rounds are numbered; a peer that comes too late keeps what it has and joins the next open round.
-- A peer that joins or restarts first takes part with weight 0, which gives it the mean of its group
-  and takes nothing from anybody.
+- A peer that joins or restarts is given the model of another (`state_transfer.py`). If nobody gives
+  it any, it first takes part with weight 0, which gives it the mean of its group and takes nothing
+  from anybody.
 """
 
 from __future__ import annotations
@@ -87,11 +89,17 @@ from flwr_moshpit.protocol.messages import (
     Query,
     Refused,
     Stands,
+    StateAsk,
+    StateChunk,
+    StateDenied,
+    StateOffer,
+    StateWanted,
     Waiting,
     WhichPlan,
 )
 from flwr_moshpit.protocol.planning import PLAN_KEY, Planner
 from flwr_moshpit.protocol.seat import Seat, round_values
+from flwr_moshpit.protocol.state_transfer import Donor, Joiner, denial
 
 EARLY_MAX = 1024
 """Messages kept of one group that is not named yet: its parts may overtake its naming."""
@@ -112,6 +120,7 @@ class Phase(Enum):
     TRAINING = "training"
     MEETING = "meeting"
     WAITING = "waiting for a cell"
+    JOINING = "waiting for the model"
 
 
 @dataclass(slots=True)
@@ -171,6 +180,11 @@ class MoshpitPeer:
         self._has_finished = False
         self._met_at = 0.0
         self._next_job = 0
+        self._rng = rng
+        self._donor = Donor()
+        self._joiner: Joiner | None = None
+        self._needs_result = False
+        """Joined late and has averaged with nobody: the others' result is all that it can have."""
         self._rendezvous = Rendezvous(
             me.peer,
             incarnation,
@@ -199,10 +213,12 @@ class MoshpitPeer:
 
     @property
     def deadline(self) -> float | None:
-        times = [self._planner.replan_at, self._rendezvous.deadline]
+        times = [self._replan_at, self._rendezvous.deadline]
         if self._training is not None:
             times.append(self._training.slip_at)
         times += [seat.deadline for seat in self._seats]
+        if self._joiner is not None:
+            times.append(self._joiner.deadline)
         return min((time for time in times if time is not None), default=None)
 
     def snapshot(self) -> State:
@@ -215,7 +231,9 @@ class MoshpitPeer:
             "tag_along": self._tag_along,
             "local_s": self._local_s,
             "plan": plan and [list(plan.id), list(plan.radices), list(plan.holders)],
-            "waits_for": [seat.waits_for() for seat in self._seats],
+            "waits_for": [
+                each.waits_for() for each in (*self._seats, self._joiner) if each is not None
+            ],
         }
 
     @property
@@ -259,6 +277,8 @@ class MoshpitPeer:
                     out.append(effect)
             if not later and self.phase is Phase.MEETING:
                 later = self._check_round(now)
+            elif not later and self._joiner is not None and self._joiner.is_over:
+                later = self._end_joining(self._joiner, now)
             if not later:
                 return out
             queue = later
@@ -269,7 +289,9 @@ class MoshpitPeer:
         self._until, self._sweep = event.until_round, event.sweep
         self._has_finished = False
         self._planner.on_view(self._view, now)
-        return self._begin_round(now) if self.phase is Phase.IDLE else []
+        if self.phase is not Phase.IDLE:
+            return []
+        return self._join(now) if self._tag_along else self._begin_round(now)
 
     def _on_stop(self) -> list[Effect]:
         effects: list[Effect] = [Cancel(self._training.job_id)] if self._training else []
@@ -277,18 +299,27 @@ class MoshpitPeer:
         self._until, self._sweep = 0, False
         self.phase = Phase.IDLE
         self._seats = []
+        self._joiner = None
         return effects
 
     def _trains_in(self, round: int) -> bool:
         return self._until is None or round < self._until
 
+    @property
+    def _end(self) -> Round | None:
+        """The round in which everything is done."""
+        if self._until is None:
+            return None
+        return Round(self._until + (self._planner.num_axes if self._sweep else 0))
+
     def _begin_round(self, now: float) -> list[Effect]:
         absorbed = self._absorb()
         self._rendezvous.latest_round = max(self._rendezvous.latest_round, self.round)
         if not self._trains_in(self.round):
-            assert self._until is not None
-            if not self._sweep or self.round >= self._until + self._planner.num_axes:
-                return self._finish(now)
+            end = self._end
+            assert end is not None
+            if self.round >= end:
+                return self._join(now, end) if self._needs_result else self._finish(now)
             if self._training is not None:
                 return [Cancel(self._drop_training()), *self._meet(now)]
             return self._meet(now)
@@ -299,6 +330,61 @@ class MoshpitPeer:
             return self._meet(now)
         self.phase = Phase.TRAINING
         return self._train(now)
+
+    # Joining late
+
+    @property
+    def _replan_at(self) -> float | None:
+        """A newcomer makes no plan before it knows in which round the others are."""
+        knows = self._joiner is None or self._joiner.round is not None
+        return self._planner.replan_at if knows else None
+
+    def _join(self, now: float, least_round: int = 0) -> list[Effect]:
+        """Ask for a model of `least_round` or later. What is being trained goes on: perhaps nobody
+        has anything better."""
+        self.phase = Phase.JOINING
+        self._met_at = now
+
+        def others() -> list[PeerId]:
+            return [peer for peer in self._view if peer != self.me]
+
+        piece_elems = max(1, self.config.part_bytes // self.params.itemsize)
+        least = Round(least_round)
+        self._joiner = Joiner(self.params, self._schema, least, piece_elems, others, self._rng)
+        return self._joiner.begin(now)
+
+    def _end_joining(self, joiner: Joiner, now: float) -> list[Effect]:
+        self._joiner = None
+        given = joiner.given
+        if given is None:
+            self._tag_along = not joiner.nobody_has_any
+            self._needs_result = False
+            return self._begin_round(now)
+        effects: list[Effect] = [Cancel(self._drop_training())] if self._training else []
+        self._trained = None
+        self._cells.begin_with(given.params)
+        self._tag_along = False
+        self.round = self._planner.adopt(max(self.round, given.round))
+        self._needs_result = self._end is not None and given.round < self._end
+        values = {"donor": given.donor, "round": given.round, "wait_s": now - self._met_at}
+        return [*effects, Report("joined", values), *self._begin_round(now)]
+
+    def _on_state_offer(self, src: PeerId, message: StateOffer, now: float) -> list[Effect]:
+        if self._joiner is None:
+            return []
+        effects = self._joiner.on_offer(src, message, now)
+        latest = self._joiner.round or 0
+        self._rendezvous.latest_round = Round(max(self._rendezvous.latest_round, latest))
+        return effects
+
+    def _on_state_wanted(self, src: PeerId, message: StateWanted, now: float) -> list[Effect]:
+        has_model = self.weight > 0 or self.round > 0
+        has_model = has_model and not self._tag_along and self.phase is not Phase.JOINING
+        dim = len(self.params)
+        denied = denial(
+            message, dim, self._schema, self.round, has_model, has_finished=self._has_finished
+        )
+        return self._donor.on_wanted(src, self.params, self.round, denied, now)
 
     def _finish(self, now: float) -> list[Effect]:
         self._has_finished = True
@@ -439,7 +525,7 @@ class MoshpitPeer:
                 travels = seat.allreduce is not None and seat.allreduce.named.sweep
                 weight = outcome.weight / outcome.num_cells if travels else None
                 self._cells.replace(seat.cells, outcome.average, weight)
-                self._tag_along, self._fruitless = False, 0
+                self._tag_along, self._needs_result, self._fruitless = False, False, 0
                 if seat.grouped_at is not None:
                     self._rendezvous.group_s = now - seat.grouped_at
             elif outcome.lost_track:
@@ -459,10 +545,10 @@ class MoshpitPeer:
         self.round = Round(max(self.round + 1, later))
         self._seats = []
         self._num_examples = 0
-        self._forget()
+        self._forget(now)
         return effects + self._begin_round(now)
 
-    def _forget(self) -> None:
+    def _forget(self, now: float) -> None:
         """Groups and lobbies that nobody can ask about any more."""
         oldest = self.round - KEPT_ROUNDS
         for group in [group for group in self._groups if group.key.round < oldest]:
@@ -473,6 +559,7 @@ class MoshpitPeer:
         for group in [group for group in self._early if group.key.round < self.round]:
             del self._early[group]
         self._rendezvous.forget_before(min(oldest, self._rendezvous.latest_round - KEPT_ROUNDS))
+        self._donor.forget_idle(now)
 
     # Messages
 
@@ -496,6 +583,16 @@ class MoshpitPeer:
                 return [Send(src, NewerPlan(newest))] if newest else []
             case Announce() | Arrive() | Call() | Hold() | Late() | Refused():
                 return self._on_lobby_message(src, message, now)
+            case StateWanted():
+                return self._on_state_wanted(src, message, now)
+            case StateAsk():
+                return self._donor.on_ask(src, message, now)
+            case StateOffer():
+                return self._on_state_offer(src, message, now)
+            case StateDenied():
+                return self._joiner.on_denied(src, message, now) if self._joiner else []
+            case StateChunk():
+                return self._joiner.on_chunk(src, message, now) if self._joiner else []
         return [
             Report(
                 "refused",
@@ -654,14 +751,18 @@ class MoshpitPeer:
 
     def _on_timer(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._planner.replan_at is not None and self._planner.replan_at <= now:
-            next_round = Round(max(self.round, self._rendezvous.latest_round) + 1)
+        if self._replan_at is not None and self._replan_at <= now:
+            # A newcomer knows of others what its donor was at a while ago.
+            ahead = 1 if self._joiner is None else 2
+            next_round = Round(max(self.round, self._rendezvous.latest_round) + ahead)
             plan, effects = self._planner.replan(self._view, next_round)
             effects += self._take_up(plan, now)
         training = self._training
         if training is not None and training.slip_at is not None and training.slip_at <= now:
             effects += self._announce(Round(training.round), self._left_s(now), now)
         effects += self._rendezvous.on_timer(self._view, now)
+        if self._joiner is not None:
+            effects += self._joiner.on_timer(now)
         for seat in list(self._seats):
             if seat.allreduce is not None:
                 effects += seat.allreduce.on_timer(now)
@@ -685,6 +786,8 @@ class MoshpitPeer:
             for allreduce in self._groups.values():
                 effects += allreduce.on_lost(peer, now)
             effects += self._leave_leader(peer, now)
+            if self._joiner is not None:
+                effects += self._joiner.on_lost(peer, now)
         self._planner.on_view(self._view, now)
         return effects
 
@@ -696,6 +799,8 @@ class MoshpitPeer:
             if seat.waits and seat.leader == peer and peer in self._view:
                 seat.cut_off()
                 effects += self._arrive(seat, now)
+        if self._joiner is not None:
+            effects += self._joiner.on_lost(peer, now)
         return effects
 
     def _leave_leader(self, leader: PeerId, now: float) -> list[Effect]:
@@ -734,12 +839,12 @@ class MoshpitPeer:
         if reason:
             who = plan.id.coordinator
             return [Report("refused", {"peer": who, "reason": reason, "what": "plan"})]
-        first = self._planner.newest is None
         if not self._planner.learn(plan):
             return []
-        if first and self.me not in grid_of(plan).cells_of:
+        is_new = self.round == 0 and self.phase in (Phase.TRAINING, Phase.WAITING)
+        if is_new and self.me not in grid_of(plan).cells_of:
             # The swarm began without me: it has a model that I do not have.
-            self._tag_along = self._cells.weight == 0
+            return self._join(now)
         return self._take_up(plan, now)
 
     def _take_up(self, plan: Plan, now: float) -> list[Effect]:

@@ -145,10 +145,20 @@ class Joiner:
     def deadline(self) -> float | None:
         return None if self.is_over else self._due
 
+    @property
+    def round(self) -> Round | None:
+        """The donor's, as soon as it is known."""
+        return None if self._offer is None else self._offer.round
+
+    @property
+    def nobody_has_any(self) -> bool:
+        """Everybody has said so: the swarm has not begun either."""
+        return self.is_over and self.given is None and not self._silent
+
     def waits_for(self) -> dict[str, object]:
         """For people."""
         share = self._next_offset / self._dim if self._dim else 1.0
-        return {"model from": self._donor, "asked for": round(share, 3)}
+        return {"model from": self._donor, "asked for": f"{100 * share:.0f} %"}
 
     def begin(self, now: float) -> list[Effect]:
         donors = self._donors()

@@ -17,6 +17,7 @@ from flwr_moshpit.protocol.build import build_machine
 from flwr_moshpit.protocol.machine import Machine, PeerId, PeerInfo, Report, Start, Vector
 from flwr_moshpit.protocol.rfast import RFastPeer
 from flwr_moshpit.simulation.backend import trainer_backend
+from flwr_moshpit.simulation.device import DeviceProfile
 from flwr_moshpit.simulation.engine import Engine
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.history import RoundRecord
@@ -109,15 +110,20 @@ class Swarm(RuledNetwork):
                 return BookedPeer(machine, algorithm)
             return machine
 
+        self._factory = factory
+        self._network = network or Network.uniform()
         for peer, device in zip(self.peers, fleet, strict=True):
-            link = (network or Network.uniform()).link_of(device)
-            info = PeerInfo(
-                peer,
-                speed=device.flops_per_s,
-                uplink_bytes_per_s=link.uplink_bytes_per_s,
-                downlink_bytes_per_s=link.downlink_bytes_per_s,
-            )
-            self.engine.add(peer, factory, info, device)
+            self._add_peer(peer, device)
+
+    def _add_peer(self, peer: PeerId, device: DeviceProfile, client: int | None = None) -> None:
+        link = self._network.link_of(device)
+        info = PeerInfo(
+            peer,
+            speed=device.flops_per_s,
+            uplink_bytes_per_s=link.uplink_bytes_per_s,
+            downlink_bytes_per_s=link.downlink_bytes_per_s,
+        )
+        self.engine.add(peer, self._factory, info, device, client)
 
     # Letting time pass
 
@@ -277,6 +283,13 @@ class Swarm(RuledNetwork):
     def restart(self, peer: Peer) -> None:
         """A crashed peer comes back and remembers nothing."""
         self.engine.restart(self.peer(peer))
+
+    def join(self, name: str, client: int = 0) -> PeerId:
+        """A peer that was never there before joins now; it trains on the data of `client`."""
+        peer = PeerId(name)
+        self.peers.append(peer)
+        self._add_peer(peer, Fleet.mix({DEVICE: 1.0}, 1)[0], client)
+        return peer
 
     def slow_down(self, peer: Peer, factor: float) -> None:
         """Its training takes `factor` times as long from now on."""
