@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_moshpit.config import Moshpit
+from flwr_moshpit.config import Moshpit, RFast
 from flwr_moshpit.errors import ConfigError, TransportError
 from flwr_moshpit.protocol.machine import (
     Effect,
@@ -82,7 +82,7 @@ class Swarm:
 
     def start(self, index: int, start: Start, **more: Any) -> Driver:
         peer = peer_id(index)
-        task = Task(trainer, index, self.num_peers, seed=(index,))
+        task = Task(trainer, index, more.pop("num_peers", self.num_peers), seed=(index,))
         compute = ThreadCompute(task)
         offer = compute.start()
         transport = LocalTransport(self.network, peer, Limits(DIM))
@@ -209,6 +209,24 @@ async def test_a_late_peer_joins_and_one_that_leaves_is_missed_at_once() -> None
     ]
     assert "left" in left
     assert "dead" not in left
+    await swarm.stop()
+
+
+@in_time
+@pytest.mark.parametrize("algorithm", [Moshpit(local_steps=3), RFast()])
+async def test_a_peer_that_comes_after_the_end_has_the_result(algorithm: Any) -> None:
+    swarm = Swarm(3, algorithm)
+    swarm.start_all(Start(until_round=4))
+    for driver in swarm.drivers.values():
+        await driver.finished.wait()
+    late = swarm.start(3, Start(until_round=4), num_peers=4, gather=2)
+    await late.finished.wait()
+    # An R-FAST peer may finish a little before the root has stepped for the last time.
+    models = [model for d in swarm.drivers.values() if (model := await d.model()) is not None]
+    assert len(models) == 4
+    assert all(np.allclose(params, models[0][0], rtol=1e-12) for params, _ in models)
+    assert late.result is not None
+    assert np.allclose(late.result, models[0][0], rtol=1e-12)
     await swarm.stop()
 
 
