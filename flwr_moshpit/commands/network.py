@@ -122,6 +122,11 @@ def _add_peer(commands: Any) -> None:
     add("--peers", type=int, metavar="N", required=True, help="among how many data are divided")
     add("--bind", metavar="HOST:PORT", help="where to listen; port 0 for a free one")
     add("--advertise", metavar="HOST:PORT", help="where others reach it, if that is elsewhere")
+    add(
+        "--relayed",
+        action="store_true",
+        help="nobody can dial this device (NAT): be reached through another peer",
+    )
     add("--contact", action="append", metavar="PEER=HOST:PORT", help="whom to call first; repeat")
     add("--gather", type=int, metavar="N", help="begin when N peers are there, or after 30 s (2)")
     _add_training(add)
@@ -195,6 +200,7 @@ def _peer(arguments: argparse.Namespace) -> int:
     names = {
         "bind": "bind",
         "advertise": "advertised",
+        "relayed": "relayed",
         "contact": "contacts",
         "state": "state",
         "trace": "trace",

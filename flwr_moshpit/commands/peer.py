@@ -42,6 +42,8 @@ class Place:
 
     bind: str = "0.0.0.0:0"
     advertised: str | None = None
+    relayed: bool = False
+    """Nobody can dial this device."""
     contacts: Sequence[str] = ()
     """ "peer=host:port", besides those of the invitation."""
     state: Path | None = None
@@ -73,10 +75,12 @@ def peer(
     rounds = settings.rounds if "rounds" in {**file, **flags} else None
     if not 0 <= client < settings.peers:
         raise ConfigError(f"client must be in 0..{settings.peers - 1}, not {client}")
-    if place.bind.startswith("0.0.0.0") and place.advertised is None:
+    if place.relayed and place.advertised is not None:
+        raise ConfigError("advertise: a peer that is relayed has no address that others could dial")
+    if place.bind.startswith("0.0.0.0") and place.advertised is None and not place.relayed:
         raise ConfigError(
             "bind: give --bind HOST:PORT with an address of this device that others reach, or "
-            "--advertise HOST:PORT with it"
+            "--advertise HOST:PORT with it; or --relayed if no such address exists"
         )
     task = Task(
         make_app_trainer(app, settings.app),
@@ -98,8 +102,9 @@ def peer(
         algorithm=settings.algorithm,
         task=task,
         contacts={**invited.contacts, **parse_contacts(place.contacts)},
-        bind=place.bind,
+        bind="127.0.0.1:0" if place.relayed else place.bind,
         advertised=place.advertised,
+        dialable=not place.relayed,
         schedule=schedule,
         seed=settings.seed,
         state=place.state,
@@ -126,7 +131,8 @@ async def _run(
     me = settings.identity
 
     def say_address(address: str) -> None:
-        console.print(f"{me.peer} of swarm {me.swarm!r} listens on {address}")
+        verb = "listens on" if settings.dialable else "waits at relay"
+        console.print(f"{me.peer} of swarm {me.swarm!r} {verb} {address}")
 
     with nullcontext() if out is None else JsonLines(out / EVENTS) as events:
         if events is not None:

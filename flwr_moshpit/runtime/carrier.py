@@ -8,6 +8,15 @@ from typing import Protocol, TypeAlias
 from flwr_moshpit.protocol.machine import PeerId
 
 
+def relayed_address(relay: PeerId, address: str) -> str:
+    """Of a peer that waits at `relay`, which is at `address`, "host:port"; see `relay.py`."""
+    return f"{relay}@{address}"
+
+
+def is_relayed(address: str) -> bool:
+    return "@" in address
+
+
 class Pipe(Protocol):
     """What a link runs over: frames there and back, in order, until it breaks or ends.
 

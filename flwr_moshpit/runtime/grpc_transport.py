@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 
 from flwr_moshpit.errors import RemoteProtocolError, TransportError
 from flwr_moshpit.protocol.machine import PeerId
-from flwr_moshpit.runtime.carrier import Accept, Pipe
+from flwr_moshpit.runtime.carrier import Accept, Pipe, is_relayed
 from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.mesh import Mesh
 from flwr_moshpit.runtime.neighbour import Settings
+from flwr_moshpit.runtime.relay import BROKEN, Caller, Relayed, Tunnel, Waiting
+from flwr_moshpit.runtime.relay_service import RelayService
 from flwr_moshpit.runtime.wire import Limits
 
 SERVICE = "flwr_moshpit.peer.Peer"
@@ -33,7 +35,8 @@ class GrpcTransport(Mesh):
     """A `Transport` between processes. `bind`: "HOST:PORT" to listen on, port 0 for a free one.
 
     `advertised`: the address that others should dial, where it differs from the one bound.
-    `services`: generic handlers of other services to offer on the same port.
+    `services`: generic handlers of other services to offer on the same port. `relayed`: for a peer
+    that others cannot dial; its address is "" until it has found a relay.
     """
 
     def __init__(
@@ -46,9 +49,12 @@ class GrpcTransport(Mesh):
         incarnation: int = 0,
         settings: Settings | None = None,
         services: Sequence[Any] = (),
+        relayed: Relayed | None = None,
     ) -> None:
         settings = settings or Settings()
         carrier = GrpcCarrier(identity, bind, advertised, limits, settings.handshake_s, services)
+        carrier.relayed = relayed
+        carrier.call_back = self.call_back
         super().__init__(
             identity.swarm,
             identity.peer,
@@ -56,8 +62,10 @@ class GrpcTransport(Mesh):
             limits,
             incarnation=incarnation,
             settings=settings,
+            dialable=relayed is None,
         )
         carrier.refusals = self.refusals
+        self.relay = carrier.relay
 
 
 class GrpcCarrier:
@@ -78,6 +86,10 @@ class GrpcCarrier:
         self._handshake_s = handshake_s
         self._services = services
         self.refusals: Counter[str] = Counter()
+        self.relay = RelayService(identity, self._refuse, handshake_s)
+        self.relayed: Relayed | None = None
+        self.call_back: Callable[[PeerId], Awaitable[bool]]
+        self._waiting: asyncio.Task[None] | None = None
         self._options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", limits.frame_bytes),
             ("grpc.max_send_message_length", limits.frame_bytes),
@@ -88,6 +100,13 @@ class GrpcCarrier:
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.lookahead_bytes", 1 << 20),
         ]
+        self._dial_options = [
+            *self._options,
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+        ]
+        self._caller = Caller(identity, self._dial_options, handshake_s)
         self._accept: Accept | None = None
         self._server: Any = None
 
@@ -105,32 +124,41 @@ class GrpcCarrier:
         ]
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._services]
+            [
+                grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),
+                self.relay.handler(),
+                *self._services,
+            ]
         )
         try:
             port = self._server.add_secure_port(self._bind, self._identity.server_credentials())
         except RuntimeError as error:
             raise TransportError(f"cannot listen on {self._bind}: is the port free?") from error
         await self._server.start()
+        if self.relayed is not None:
+            waiting = Waiting(self._caller, port, self.relayed, self.call_back)
+            self._waiting = asyncio.ensure_future(waiting.run())
+            return ""
         return self._advertised or f"{self._bind.rpartition(':')[0]}:{port}"
 
     async def dial(self, peer: PeerId, address: str) -> Pipe:
+        tunnel = Tunnel(self._caller, peer, address) if is_relayed(address) else None
         channel = grpc.aio.secure_channel(
-            address,
+            address if tunnel is None else await tunnel.open(),
             self._identity.channel_credentials(),
-            options=[
-                *self._options,
-                *self._identity.channel_options(peer),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.enable_retries", 0),
-            ],
+            options=[*self._dial_options, *self._identity.channel_options(peer)],
         )
-        return _Dialled(channel, channel.stream_stream(f"/{SERVICE}/{METHOD}")())
+        return _Dialled(channel, channel.stream_stream(f"/{SERVICE}/{METHOD}")(), tunnel)
 
     async def close(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.wait([self._waiting])
         if self._server is not None:
             await self._server.stop(0)
+
+    def _refuse(self, reason: str) -> None:
+        self.refusals[reason] += 1
 
     async def _serve(self, requests: Any, context: Any) -> None:
         if self._accept is None:
@@ -138,38 +166,37 @@ class GrpcCarrier:
         try:
             peer = self._identity.peer_of(context.auth_context())
         except RemoteProtocolError:
-            self.refusals["certificate"] += 1
+            self._refuse("certificate")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED)
         await self._accept(_Accepted(context), peer)
-
-
-_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What gRPC raises when a call is over, whoever ended it."""
 
 
 class _Dialled:
     """The pipe of a call that this side made, on a channel of its own."""
 
-    def __init__(self, channel: Any, call: Any) -> None:
+    def __init__(self, channel: Any, call: Any, tunnel: Tunnel | None) -> None:
         self._channel = channel
         self._call = call
+        self._tunnel = tunnel
 
     async def write(self, frame: bytes) -> None:
         try:
             await self._call.write(frame)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise _broken(error) from error
 
     async def read(self) -> bytes | None:
         try:
             frame = await self._call.read()
-        except _BROKEN as error:
+        except BROKEN as error:
             raise _broken(error) from error
         return None if frame is grpc.aio.EOF else frame
 
     async def close(self) -> None:
         self._call.cancel()
         await self._channel.close()
+        if self._tunnel is not None:
+            await self._tunnel.close()
 
 
 class _Accepted:
@@ -181,13 +208,13 @@ class _Accepted:
     async def write(self, frame: bytes) -> None:
         try:
             await self._context.write(frame)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise _broken(error) from error
 
     async def read(self) -> bytes | None:
         try:
             frame = await self._context.read()
-        except _BROKEN as error:
+        except BROKEN as error:
             raise _broken(error) from error
         return None if frame is grpc.aio.EOF else frame
 

@@ -44,6 +44,7 @@ class Mesh:
         *,
         incarnation: int = 0,
         settings: Settings | None = None,
+        dialable: bool = True,
     ) -> None:
         self.peer = peer
         self._carrier = carrier
@@ -58,6 +59,7 @@ class Mesh:
             deliver=self._deliver,
             on_link_lost=lambda lost: self._on_link_lost(lost),
             spawn=self._spawn,
+            dialable=dialable,
         )
         self._outbox_bytes = self._settings.outbox_bytes or 4 * 8 * limits.dim + (1 << 24)
         self._neighbours: dict[PeerId, Neighbour] = {}
@@ -110,6 +112,11 @@ class Mesh:
     def set_address(self, peer: PeerId, address: str) -> None:
         if not self._is_closing:
             self._neighbour(peer).move(address)
+
+    async def call_back(self, peer: PeerId) -> bool:
+        """Dial `peer`, who calls through a relay, if that can be; whether there is a link to it."""
+        known = self._neighbours.get(peer)
+        return known is not None and not self._is_closing and await known.call_back()
 
     def forget(self, peer: PeerId) -> None:
         if peer in self._neighbours:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from flwr_moshpit.protocol.machine import Message, PeerId
-from flwr_moshpit.runtime.carrier import Carrier, Pipe
+from flwr_moshpit.runtime.carrier import Carrier, Pipe, is_relayed
 from flwr_moshpit.runtime.frames import Breach
 from flwr_moshpit.runtime.greeting import BUSY, Doorkeeper, Greeting
 from flwr_moshpit.runtime.link import Link
@@ -34,8 +34,7 @@ class Settings:
     handshake_s: float = 5.0
     """How long a connection may take until both sides have greeted."""
     idle_s: float = 30.0
-    """A link on which nothing was said for this long, or twice this long, is retired. Infinite for
-    a peer that others cannot dial: its links are the only way to it."""
+    """A link on which nothing was said for this long, or twice this long, is retired."""
     backoff_s: float = 0.1
     """The first pause before dialling again; it doubles up to `backoff_max_s`."""
     backoff_max_s: float = 2.0
@@ -55,6 +54,8 @@ class Surroundings:
     deliver: OnMessage
     on_link_lost: OnLinkLost
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    dialable: bool
+    """Whether others can dial this peer."""
     links: dict[Link, Neighbour] = field(default_factory=dict)
     """All that run, also those that are retired or replaced."""
     is_closed: bool = False
@@ -127,6 +128,15 @@ class Neighbour:
 
     # Dialling
 
+    async def call_back(self) -> bool:
+        """It calls through a relay: dial it instead, if that can be; whether there is a link."""
+        if self.link is not None or not self._address or is_relayed(self._address):
+            return False
+        self._need_link()
+        if self.dialling is not None:
+            await asyncio.wait([self.dialling], timeout=self._around.settings.handshake_s / 2)
+        return self.link is not None
+
     def _need_link(self) -> None:
         if self.link is None and self.dialling is None:
             self.dialling = self._around.spawn(self._dial())
@@ -167,9 +177,10 @@ class Neighbour:
 
     async def _connect(self) -> bool:
         """Whether there is a link now. False: the other side says that it is dialling itself."""
-        if self._address is None:
+        if not self._address:
             raise ConnectionError("its address is not known")
-        self._is_connecting = True
+        # Who has to be called through a relay calls back, if it can: its call is welcome then.
+        self._is_connecting = not (self._around.dialable and is_relayed(self._address))
         try:
             pipe, mine, theirs = await asyncio.wait_for(
                 self._call(self._address), self._around.settings.handshake_s

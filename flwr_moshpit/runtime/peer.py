@@ -16,12 +16,14 @@ from flwr_moshpit.observe.json_lines import plain
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.protocol.machine import PeerId, PeerInfo, Record, View
 from flwr_moshpit.protocol.membership import Membership
+from flwr_moshpit.runtime.carrier import is_relayed
 from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.compute import Compute, Offer, Task
 from flwr_moshpit.runtime.control import STOP_KEY, Control, Stop
 from flwr_moshpit.runtime.driver import Buildable, Driver, Schedule
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Identity
+from flwr_moshpit.runtime.relay import Relayed
 from flwr_moshpit.runtime.trace import Recipe, Recorder
 from flwr_moshpit.runtime.wire import Limits
 
@@ -43,6 +45,9 @@ class PeerSettings:
     bind: str = "127.0.0.1:0"
     advertised: str | None = None
     """Where others reach this peer, if that is not where it listens."""
+    dialable: bool = True
+    """Whether others can dial this peer. If not it is reached through another, and reduces
+    nothing; `advertised` is of no use then."""
     schedule: Schedule = field(default_factory=Schedule)
     seed: int = 0
     state: Path | None = None
@@ -93,6 +98,7 @@ class Peer:
             advertised=settings.advertised,
             incarnation=self.incarnation,
             services=[control.handler()],
+            relayed=None if settings.dialable else Relayed(self._relays, self._on_relay),
         )
         self.driver = Driver(
             self.transport,
@@ -145,11 +151,28 @@ class Peer:
             # Not at once: the record has to get from here to others first.
             asyncio.get_running_loop().call_later(SPREAD_S, self.driver.stop)
 
-    def _join(self, address: str) -> Membership:
+    def _relays(self) -> Mapping[PeerId, str]:
+        """Everybody alive who can be dialled; before anybody is known, the contacts."""
+        membership = self.driver.membership
+        living, addresses = membership.view.peers, membership.addresses
+        can = [peer for peer, info in living.items() if info.dialable and peer in addresses]
+        known = {peer: addresses[peer] for peer in can} or self._contacts
+        return {
+            peer: address
+            for peer, address in known.items()
+            if address and not is_relayed(address) and peer != self._settings.identity.peer
+        }
+
+    def _on_relay(self, address: str) -> None:
         self._on_address(address)
+        self.driver.move(address)
+
+    def _join(self, address: str) -> Membership:
+        if address:
+            self._on_address(address)
         settings = self._settings
         rng = np.random.default_rng([settings.seed, settings.task.client, self.incarnation])
-        info = PeerInfo(settings.identity.peer, self.incarnation)
+        info = PeerInfo(settings.identity.peer, self.incarnation, dialable=settings.dialable)
         return Membership(info, address, self._contacts, rng)
 
     def _make(self, info: PeerInfo, view: View) -> Buildable:

@@ -86,6 +86,7 @@ def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([*peer, "0", "--invitation", "open"], "can be read by others"),
         ([*peer, "3", *mine], "client must be in 0..2, not 3"),
         ([*peer, "0", *mine], "give --bind HOST:PORT"),
+        ([*peer, "0", *mine, "--relayed", "--advertise", "h:1"], "no address that others could"),
         (["status", "127.0.0.1:1"], "give --invitation FILE, or --authority DIR"),
         (["status", "here", *mine], "must be written as host:port"),
         (["stop", "127.0.0.1:1", "--authority", "none"], "cannot be read"),
