@@ -107,17 +107,17 @@ class GradientJobs:
         weighted = gradient if weight == 1.0 else gradient * core.x.dtype.type(weight)
         core.ledger.set_gradient(weighted)
         core.weight, core.seen = weight, self._step
+        core.lag = max(0, core.step - self._step)
         if self._took_at is not None:
             period_s = now - self._took_at
             core.period_s += (period_s - core.period_s) / (8 if core.period_s else 1)
         self._took_at = now
-        staleness = core.step - self._step
         self._tracking.step(now)
         values = {
             "round": self.round,
             "contributors": core.contributors,
             "coverage": min(1.0, core.contributors / len(core.view)),
-            "staleness": staleness,
+            "staleness": core.lag,
         }
         core.emit(Report("round", values))
 

@@ -359,7 +359,8 @@ class Subtree(NamedTuple):
     weight: float
     """Sum of the weights with which these gradients count."""
     seen: int
-    """Median, over the contributors, of the root's step at whose model a gradient was taken."""
+    """Mean, over the contributors, by weight, of the root's step at whose model a gradient was
+    taken."""
     period_s: float
     """Seconds between two training steps of the fastest peer in it."""
 

@@ -4,6 +4,10 @@ The limit on asynchronous tracking is one of delay: with L the smoothness of the
 step * L * (round trip root -> peers -> root, in root steps) must stay below about 1.5 to 3. So the
 step on the mean gradient is the trainer's learning rate divided by the measured round trip: a rate
 that suits training in one place suits the swarm, wherever its slow peers sit.
+
+What counts is the mean round trip over the peers, sum L_i tau_i / sum L_i in the linear case: with
+the median, a peer a hundred times slower whose loss is the steepest in some direction, as when each
+peer has a class of its own, makes the swarm swing for ever around the optimum.
 """
 
 from __future__ import annotations

@@ -95,6 +95,8 @@ class Core:
     """What its gradient counts for; 0 before there is one."""
     seen: int = 0
     """The root's step at whose model that gradient was taken."""
+    lag: int = 0
+    """How many steps the root, as far as this peer knows, made before it was done."""
     step: int = 0
     """The root's steps, as far as this peer knows."""
     contributors: int = 0

@@ -28,6 +28,7 @@ from flwr_moshpit.protocol.tracking import IDLE, Core, copies, smoothed, spacing
 
 _STEPS_REMEMBERED = 64
 _STEPS_A_LOOP = 6
+_DELAY_MARGIN = 1.5
 
 
 class TreeTracking:
@@ -41,8 +42,8 @@ class TreeTracking:
         self._root_period_s = 0.0
         self._step_times: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self._loop_s = 0.0
-        """From a step of the root until half of the gradients in its sum are newer: the least of
-        late, so that loss does not slow down the sending that makes up for it."""
+        """From a step of the root until half of the peers' gradients are newer: the least of late,
+        so that loss does not slow down the sending that makes up for it."""
         self._scale = 1.0
         self._steps: StepSize | None = None
         self._optimizer = Optimizer(core.config.optimizer, core.config.momentum)
@@ -226,8 +227,9 @@ class TreeTracking:
         steps = self._steps
         norm = math.sqrt(float(np.dot(mean, mean)))
         halved = steps.watch(norm, below.contributors)
-        steps.observe(core.step - below.seen + 1)
-        self._observe_loop(core.step - below.seen, now)
+        typical = self._typical_age()
+        steps.observe(1 + max(typical, (core.step - below.seen) / _DELAY_MARGIN))
+        self._observe_loop(typical, now)
         rate = steps.rate * config.local_steps
         x = core.x - core.x.dtype.type(rate) * self._optimizer.direction(mean)
         if not usable(x, core.identity.dim, core.x.dtype):
@@ -249,10 +251,10 @@ class TreeTracking:
         self.seat.beat(now)
 
     def _observe_loop(self, age: int, now: float) -> None:
-        """age: the median gradient was taken at the model of so many steps ago."""
+        """age: the typical gradient was taken at the model of so many steps ago."""
         times = self._step_times
         if times:
-            back_s = now - times[max(0, len(times) - 1 - max(0, age))]
+            back_s = now - times[max(0, len(times) - 1 - age)]
             self._loop_s = min(back_s, 1.05 * self._loop_s) if self._loop_s else back_s
         times.append(now)
 
@@ -261,7 +263,7 @@ class TreeTracking:
         core = self._core
         peers, contributors, weight = 1, int(core.weight > 0), core.weight
         period_s = core.period_s if core.training else inf
-        seen = [(core.seen, 1)] if contributors else []
+        behind = weight * self._age()
         for held in core.ledger.ins.values():
             below = held.subtree
             if below is None:
@@ -270,21 +272,34 @@ class TreeTracking:
             if below.contributors:
                 contributors += below.contributors
                 weight += below.weight
-                seen.append((below.seen, below.contributors))
+                behind += below.weight * (core.step - below.seen)
             if 0 < below.period_s < period_s:
                 period_s = below.period_s
-        median = core.step if not seen else _median(seen, contributors)
-        return Subtree(peers, contributors, weight, median, 0.0 if period_s == inf else period_s)
+        mean = core.step - round(behind / weight) if weight else core.step
+        return Subtree(peers, contributors, weight, mean, 0.0 if period_s == inf else period_s)
+
+    def _age(self) -> int:
+        """Of our gradient, in the root's steps, but no more than is usual for this peer: one whose
+        trainer hangs, or that trains no more, must not slow down the others."""
+        return min(self._core.step - self._core.seen, 2 * self._core.lag + 1)
+
+    def _typical_age(self) -> int:
+        """The median over ourselves and our children, each a child's subtree on average."""
+        core = self._core
+        ages = [(self._age(), 1)] if core.weight else []
+        below = [held.subtree for held in core.ledger.ins.values() if held.subtree is not None]
+        ages += [(core.step - each.seen, each.contributors) for each in below if each.contributors]
+        return max(0, _median(ages))
 
     def _census(self) -> tuple[int, float]:
         below = self._subtree()
         return below.peers, below.weight
 
 
-def _median(values: list[tuple[int, int]], total: int) -> int:
-    """The lower weighted median of (value, weight) pairs, the weights summing to `total`."""
-    values.sort()
-    passed = 0
+def _median(values: list[tuple[int, int]]) -> int:
+    """The upper weighted median of (value, weight) pairs."""
+    values.sort(reverse=True)
+    total, passed = sum(weight for _, weight in values), 0
     for value, weight in values:
         passed += weight
         if 2 * passed >= total:

@@ -33,6 +33,20 @@ def test_a_slow_inner_peer_costs_little_more_than_a_slow_leaf() -> None:
     assert inner <= 1.3 * leaf
 
 
+def test_a_peer_a_hundred_times_slower_does_not_set_the_others_swinging() -> None:
+    """Its loss is steeper than all the others' together in some direction: between two gradients of
+    it the others must not run to the minimum that its old one makes."""
+    a = PROBLEM.a.copy()
+    a[6] *= 1.7
+    problem = LeastSquares(a, np.einsum("krd,d->kr", a, np.ones(10)) + PROBLEM.b)
+    others = problem.hessian(range(6))
+    overshoot = np.linalg.eigvals(np.linalg.solve(others, problem.hessian([6]))).real.max()
+    assert overshoot > 1.2, "times further away, at each of its gradients, if they did"
+    net = network(problem, "binary", slow={6: 100.0}, seed=1)
+    optimum = problem.optimum(range(NUM_PEERS))
+    assert net.run_until(lambda: net.error(optimum) < 1e-2, 6_000, every=50) <= 6_000
+
+
 @pytest.fixture(scope="module")
 def whole() -> float:
     return time_to_1e6(loss=0.0)

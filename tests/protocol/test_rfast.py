@@ -641,6 +641,20 @@ def test_a_leaf_with_no_new_model_trains_no_faster_than_the_root_steps() -> None
     assert len(finish_job(hand, job, took_s=1.0)) == 1, "who is not faster is not held back"
 
 
+def test_a_hanging_trainer_does_not_make_the_root_step_less_and_less() -> None:
+    hand = attached_child(lease_s=60.0)
+    effects = hand.hear(0, model(hand), later=0.1)
+    (job,) = [e for e in effects if isinstance(e, Compute)]
+    hand.hear(0, model(hand, 4), later=1.0)
+    (hanging,) = finish_job(hand, job, took_s=1.0)
+    assert isinstance(hanging.job, Gradient)
+    hand.hear(0, model(hand, 1000), later=1.0)
+    hand.do(TimerFired(), later=1.0)
+    hand.push(3, EdgeId(0, 0), 0, 1.0, subtree=Subtree(1, 0, 0.0, 0, 1.0))
+    ((_, push),) = hand.sent(Push)
+    assert push.subtree.seen == 1000 - 9, "twice the 4 steps that its first gradient took, and one"
+
+
 def test_a_root_steps_only_a_few_times_while_gradients_come_back() -> None:
     hand = root()
     edge = hand.attach(1)
