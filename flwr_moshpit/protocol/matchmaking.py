@@ -10,7 +10,7 @@ arrive. When to stop waiting is decided by `Lobby.decide`, which looks at nothin
   contributions per second, so a straggler is left out as soon as it is known to be one;
 - members that say nothing are called, and waited for no longer than `patience` times the median
   member's local time. A death, or the answer that they are elsewhere, ends that;
-- in a round without training (a sweep) everybody who announced is waited for.
+- in a round without training (a sweep) everybody who announced is waited for, within reason.
 
 Departs from the paper (section 3.1 and appendix): hivemind's leaders wait for a fixed window; here
 no window exists that a user would have to set.
@@ -59,6 +59,15 @@ PATIENCE_S = 0.25
 SWEEP_PATIENCE_S = 2.0
 """Least patience with silent members in a sweep: they may still hear of it."""
 
+SWEEP_WAIT_S_MAX = 60.0
+"""Most seconds that a sweep waits for what was announced, or four times what groups take."""
+
+ETA_S_MAX = 3600.0
+"""A member that means to come later than this is asked again by then."""
+
+CALLS_MAX = 8
+"""Members that have come to be given a model call the others so often, then go without."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -95,6 +104,7 @@ class Lobby:
         "later_round",
         "line",
         "local_s",
+        "num_calls",
         "sweep",
         "wake_at",
     )
@@ -111,6 +121,7 @@ class Lobby:
         """Etas of members that have never done such a job before."""
         self.local_s: dict[PeerId, float] = {}
         self.called_at: float | None = None
+        self.num_calls = 0
         self.sweep = False
         self.later_round = 0
         """The highest round that a member said it has reached."""
@@ -119,14 +130,14 @@ class Lobby:
         """What was named when it closed; None if nobody was left to average."""
         self.wake_at: float | None = None
 
-    def announce(self, peer: PeerId, eta: float, local_s: float) -> None:
+    def announce(self, peer: PeerId, eta_s: float, local_s: float, now: float) -> None:
         if peer not in self.expected or peer in self.arrivals:
             return
         if local_s <= 0:
-            self.guesses[peer] = eta
+            self.guesses[peer] = now + min(eta_s, ETA_S_MAX)
             return
         # Nobody knows his own pace to the last percent, and messages take time.
-        self.etas[peer] = eta + SLACK * local_s
+        self.etas[peer] = now + min(eta_s + SLACK * local_s, ETA_S_MAX)
         self.local_s[peer] = local_s
 
     def arrive(self, peer: PeerId, arrival: Arrival, local_s: float, sweep: bool) -> None:
@@ -160,9 +171,11 @@ class Lobby:
             return Decision(True, None, False, "all are here")
         silent = self.silent(now)
         if not any(arrival.weight > 0 for arrival in self.arrivals.values()):
+            if self.num_calls >= CALLS_MAX:
+                return Decision(True, None, False, "nobody has a model")
             # They have come to be given the swarm's model: without the others this is no group.
             again_at = now if self.called_at is None else self.called_at + SWEEP_PATIENCE_S
-            call = bool(silent) and again_at <= now
+            call = any(self.guesses.get(peer, now) <= now for peer in silent) and again_at <= now
             wake_at = now + SWEEP_PATIENCE_S if call else max(again_at, now + PATIENCE_S)
             return Decision(False, wake_at, call, "nobody has a model yet")
         target, wait_from, grace_s = self._target(now, patience, group_s)
@@ -189,7 +202,9 @@ class Lobby:
         local_s = times[min(half, len(times)) - 1][1]
         long_s = max(4 * patience * local_s, 4 * group_s, SWEEP_PATIENCE_S)
         if self.sweep:
-            end = max(last, times[-1][0])
+            # Nothing is worth more than being whole here, but some peers say anything.
+            most_s = max(4 * long_s, SWEEP_WAIT_S_MAX)
+            end = max(last, min(times[-1][0], last + most_s))
             return end, end, long_s
         guesses = [eta for eta in self.guesses.values() if eta > now]
         known = sorted([time for time, _ in times] + guesses)
@@ -255,7 +270,7 @@ class Rendezvous:
         lobby = self._lobby(message.key, grid, view)
         if lobby is None or lobby.closed:
             return []
-        lobby.announce(src, now + message.eta_s, message.local_s)
+        lobby.announce(src, message.eta_s, message.local_s, now)
         return self._settle(lobby, view, now)
 
     def on_arrive(
@@ -350,7 +365,7 @@ class Rendezvous:
             return self._close(lobby, decision.reason, view, now)
         if not decision.call:
             return []
-        lobby.called_at = now
+        lobby.called_at, lobby.num_calls = now, lobby.num_calls + 1
         effects: list[Effect] = [
             Send(peer, Call(lobby.key, lobby.sweep)) for peer in lobby.silent(now)
         ]

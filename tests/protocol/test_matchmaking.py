@@ -3,7 +3,14 @@
 import pytest
 
 from flwr_moshpit.protocol.machine import PeerId, Round
-from flwr_moshpit.protocol.matchmaking import PATIENCE_S, SLACK, Arrival, Lobby
+from flwr_moshpit.protocol.matchmaking import (
+    CALLS_MAX,
+    PATIENCE_S,
+    SLACK,
+    SWEEP_WAIT_S_MAX,
+    Arrival,
+    Lobby,
+)
 from flwr_moshpit.protocol.messages import GroupKey, PlanId
 
 KEY = GroupKey(PlanId(1, PeerId("a")), Round(3), 0, 0)
@@ -17,9 +24,9 @@ def lobby(size, here=(), coming=(), guesses=(), sweep=False):
     for at, local_s in here:
         made.arrive(next(rest), Arrival(at, 1.0, 0), local_s, sweep)
     for eta, local_s in coming:
-        made.announce(next(rest), eta - SLACK * local_s, local_s)
+        made.announce(next(rest), eta - SLACK * local_s, local_s, 0.0)
     for eta in guesses:
-        made.announce(next(rest), eta, 0.0)
+        made.announce(next(rest), eta, 0.0, 0.0)
     return made
 
 
@@ -107,14 +114,31 @@ def test_guesses_count_for_the_pace_but_are_no_promise():
 
 
 def test_a_sweep_waits_for_all_who_announced():
-    at, _ = closes_at(lobby(4, here=[(10, 1)] * 3, coming=[(100, 90)], sweep=True), 10.0)
-    assert at >= 100
+    at, _ = closes_at(lobby(4, here=[(10, 1)] * 3, coming=[(60, 40)], sweep=True), 10.0)
+    assert at >= 60
+
+
+def test_a_sweep_does_not_wait_for_ever_for_one_that_never_comes():
+    made = lobby(4, here=[(10, 1)] * 3, coming=[(1e300, 1)], sweep=True)
+    at, _ = closes_at(made, 10.0)
+    assert at == pytest.approx(10 + SWEEP_WAIT_S_MAX)
+
+
+def test_who_needs_a_model_asks_the_others_before_it_goes_without():
+    made = lobby(3)
+    made.arrive(PeerId("a"), Arrival(10, 0.0, 0), 1.0, False)
+    now, calls = 10.0, 0
+    while not (decision := made.decide(now, 0.25, 0.0)).close:
+        if decision.call:
+            made.called_at, made.num_calls, calls = now, made.num_calls + 1, calls + 1
+        now = decision.wake_at
+    assert calls == CALLS_MAX
 
 
 def test_a_slip_corrects_the_announcement():
     made = lobby(3, here=[(10, 10), (10, 10)], coming=[(11, 10)])
     assert made.decide(10.0, 0.25, 0.0).wake_at == pytest.approx(11)
-    made.announce(PeerId("c"), 60.0, 10.0)
+    made.announce(PeerId("c"), 60.0, 10.0, 0.0)
     assert made.decide(10.5, 0.25, 0.0).close
 
 
