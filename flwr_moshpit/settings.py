@@ -135,9 +135,7 @@ def gather(
         run["rounds"] = DEFAULT_ROUNDS
     run["algorithm"] = algorithm_from_config(name, algorithm)
     faults = run.get("faults", ())
-    # Flower's config holds no lists.
-    given_faults = faults.split(";") if isinstance(faults, str) else faults
-    run["faults"] = tuple(fault.strip() for fault in given_faults if fault.strip())
+    run["faults"] = (faults,) if isinstance(faults, str) else tuple(faults)
     return RunSettings(
         **{key.replace("-", "_"): value for key, value in run.items()},
         app={key: given.get(key, value) for key, value in app.items()},

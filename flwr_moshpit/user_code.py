@@ -51,6 +51,21 @@ def user_code(call: Call, seed: int) -> Iterator[None]:
 
 
 @contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Sums depend on how many threads share them, so one, here and in every worker."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 1
+    if torch is None or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def pinned(seed: int) -> Iterator[None]:
     """Seed the global generators of random, numpy and torch; put their states back at the end.
 

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr_moshpit.flower.app import App, load_app
+    from flwr_moshpit.flower.bootstrap import bootstrap_app
     from flwr_moshpit.flower.client import FlowerTrainer
+    from flwr_moshpit.flower.actions import serverless
 
-__all__ = ["App", "FlowerTrainer", "load_app"]
+__all__ = ["App", "FlowerTrainer", "bootstrap_app", "load_app", "serverless"]
 
 _HOMES = {
     "App": "flwr_moshpit.flower.app",
     "FlowerTrainer": "flwr_moshpit.flower.client",
+    "bootstrap_app": "flwr_moshpit.flower.bootstrap",
     "load_app": "flwr_moshpit.flower.app",
+    "serverless": "flwr_moshpit.flower.actions",
 }
 
 

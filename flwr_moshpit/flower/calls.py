@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import App, RunConfig, load_app
 from flwr_moshpit.flower.compat import ensure_identity, has_action, has_client_fn
-from flwr_moshpit.flower.messages import Config, Reply
-from flwr_moshpit.user_code import Call, user_code
+from flwr_moshpit.flower.messages import Reply
+from flwr_moshpit.flower.requests import Request, perform
 
 _RUN_ID = 1
 
@@ -33,6 +33,8 @@ class InProcessApp:
         own: Mapping[str, Any] = self._app.config if self._app is not None else {}
         self.run_config: dict[str, Any] = {**own, **run_config}
         """`context.run_config` of every client."""
+        self.num_clients = 0
+        self._contexts: dict[int, Context] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         if self._app is None:
@@ -40,7 +42,7 @@ class InProcessApp:
                 "this ClientApp cannot travel to worker processes: use workers = 0, or give the "
                 "path of its app's folder instead"
             )
-        return {**self.__dict__, "_client_app": None}
+        return {**self.__dict__, "_client_app": None, "_contexts": {}}
 
     def client_app(self) -> ClientApp:
         """The ClientApp, with its app's modules in place.
@@ -81,25 +83,33 @@ class InProcessApp:
             raise ConfigError(f"{key} = {ref!r} needs an app in a folder: give `{instead}`")
         return self._app.load(ref)
 
-    def context(self, client: int, num_clients: int) -> Context:
+    def prepare(self, num_clients: int) -> None:
+        """From now there are so many, and none of them remembers anything."""
+        self.num_clients = num_clients
+        self._contexts = {}
+
+    def context(self, client: int) -> Context:
         """A new one, with nothing in its state."""
-        node_config: dict[str, Any] = {"partition-id": client, "num-partitions": num_clients}
+        node_config: dict[str, Any] = {
+            "partition-id": client,
+            "num-partitions": max(1, self.num_clients),
+        }
         return Context(_RUN_ID, client + 1, node_config, RecordDict(), dict(self.run_config))
 
-    def call(
-        self,
-        message_type: str,
-        context: Context,
-        arrays: ArrayRecord,
-        config: Config,
-        call: Call,
-        seed: int,
-    ) -> Reply:
+    def exchange(self, requests: Sequence[Request]) -> list[Reply]:
+        """See `Carrier`. Each client has a context of its own that persists."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Reply:
         app = self.client_app()
-        content = RecordDict({"arrays": arrays, "config": config})
-        with user_code(call, seed):
-            reply = app(Message(content, context.node_id, message_type), context)
-        return Reply(reply, str(call))
+        client = request.client
+        if client not in self._contexts:
+            self._contexts[client] = self.context(client)
+
+        def call(content: RecordDict, context: Context) -> object:
+            return app(Message(content, context.node_id, request.message_type), context)
+
+        return perform(request, call, self._contexts[client])
 
 
 class Meter(Protocol):

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import App, RunConfig
 from flwr_moshpit.flower.calls import InProcessApp, Meter, new_meter
 from flwr_moshpit.flower.initial import InitialModel, find_initial
-from flwr_moshpit.flower.messages import (
-    Config,
-    Reply,
-    array_record,
-    common_names,
-    mean_of,
-    scratch,
+from flwr_moshpit.flower.messages import Reply, array_record, common_names, mean_of
+from flwr_moshpit.flower.requests import (
+    Carrier,
+    Epochs,
+    Request,
+    Talk,
+    gradient_of,
+    hold,
 )
-from flwr_moshpit.protocol.machine import Evaluated, GradientResult, Trained, Vector
+from flwr_moshpit.flower.actions import is_serverless
+from flwr_moshpit.protocol.machine import (
+    CorrectedSteps,
+    Evaluate,
+    Evaluated,
+    Gradient,
+    GradientResult,
+    Job,
+    LocalSteps,
+    Result,
+    Trained,
+    Vector,
+)
 from flwr_moshpit.trainer import Cost
 from flwr_moshpit.user_code import Call, user_code
 from flwr_moshpit.vector import Layout
@@ -39,7 +52,6 @@ _CLIENTS_EVALUATED = 10
 class _Client:
     """What a client keeps between two calls."""
 
-    context: Context
     kept: dict[str, Any]
     num_calls: int = 0
     num_steps: int = 0
@@ -103,6 +115,7 @@ class FlowerTrainer:
         exclude: Iterable[str] = (),
     ) -> None:
         self._calls = InProcessApp(app, run_config or {})
+        self._carrier: Carrier = self._calls
         self._run_config = self._calls.run_config
         self._initial = initial
         self._evaluate_fn = evaluate
@@ -121,7 +134,22 @@ class FlowerTrainer:
         self._warned: dict[str, None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}}
+        return {**self.__dict__, "_clients": {}, "_carrier": self._calls}
+
+    def carry_by(self, carrier: Carrier) -> None:
+        """Let `carrier` bring requests to the clients, which are elsewhere.
+
+        The initial model, its cost and `evaluate` on the whole task's data stay in this process.
+        """
+        self._carrier = carrier
+
+    def check_serverless(self) -> None:
+        """Raises ConfigError unless the app's clients can be reached by messages of ours."""
+        if not is_serverless(self._calls.client_app()):
+            raise ConfigError(
+                "the ClientApp is not serverless: add `from flwr_moshpit.flower import serverless` "
+                "and, at the end of the module that makes it, `serverless(app)`"
+            )
 
     @property
     def learning_rate(self) -> float | None:
@@ -142,6 +170,7 @@ class FlowerTrainer:
         if num_clients < 1:
             raise ConfigError(f"there must be at least 1 client, not {num_clients}")
         self._num_clients = num_clients
+        self._calls.prepare(num_clients)
         self._dtype = dtype
         self._clients = {}
         self._layout = None
@@ -178,10 +207,50 @@ class FlowerTrainer:
         size = self._run_config.get("examples-per-step")
         return None if size is None else num_steps * int(size)
 
+    def talk(self, client: int, job: Job, seed: int) -> Talk[Result]:
+        """What it takes to answer `job`, for who carries requests of several jobs at a time.
+
+        `LocalSteps` have their `num_steps`. At most one talk of a client at a time.
+        """
+        match job:
+            case LocalSteps(params, num_steps):
+                assert num_steps is not None
+                return self._training(client, params, num_steps, seed)
+            case Gradient(params):
+                return self._gradient(client, params, seed)
+            case CorrectedSteps(params, correction, num_steps, learning_rate):
+                return self._epochs(client, params, correction, num_steps, learning_rate, seed)
+            case Evaluate(params):
+                return self._evaluation([client], params)
+
     def train(self, client: int, params: Vector, num_steps: int, seed: int) -> Trained:
+        return hold(self._training(client, params, num_steps, seed), self._carrier)
+
+    def gradient(self, client: int, params: Vector, seed: int) -> GradientResult:
+        return hold(self._gradient(client, params, seed), self._carrier)
+
+    def corrected_steps(
+        self,
+        client: int,
+        params: Vector,
+        correction: Vector,
+        num_steps: int,
+        learning_rate: float,
+        seed: int,
+    ) -> GradientResult:
+        """`num_steps` calls of `gradient`, since an app's own steps cannot be corrected."""
+        talk = self._epochs(client, params, correction, num_steps, learning_rate, seed)
+        return hold(talk, self._carrier)
+
+    def _training(self, client: int, params: Vector, num_steps: int, seed: int) -> Talk[Trained]:
         if num_steps == 0:
             return Trained(params, 0)
-        trained = self._train(client, params, num_steps, seed)
+        state = self._client(client)
+        reply = yield from self._ask("train", client, params, seed, num_steps)
+        named = {**state.kept, **reply.arrays(self.layout)}
+        trained = Trained(self.layout.flatten(named), reply.num_examples(), reply.metrics())
+        state.kept = self.layout.kept(named)
+        state.num_steps += num_steps
         expected = self.examples(client, num_steps)
         if expected is not None and trained.num_examples != expected:
             raise ConfigError(
@@ -195,28 +264,16 @@ class FlowerTrainer:
             )
         return trained
 
-    def _train(self, client: int, params: Vector, num_steps: int, seed: int) -> Trained:
+    def _gradient(self, client: int, params: Vector, seed: int) -> Talk[GradientResult]:
+        action, step_size = self._gradient_action()
         state = self._client(client)
-        reply = self._call("train", client, params, seed, num_steps)
-        named = {**state.kept, **reply.arrays(self.layout)}
-        trained = Trained(self.layout.flatten(named), reply.num_examples(), reply.metrics())
-        state.kept = self.layout.kept(named)
-        state.num_steps += num_steps
-        return trained
-
-    def gradient(self, client: int, params: Vector, seed: int) -> GradientResult:
-        if not self._calls.has("train", "gradient"):
-            return self._step_as_gradient(client, params, seed)
-        state = self._client(client)
-        reply = self._call("train.gradient", client, params, seed, 1)
-        zeros = {spec.name: np.zeros(spec.shape, "float32") for spec in self.layout.averaged}
-        named = {**zeros, **state.kept, **reply.arrays(self.layout, optional=True)}
-        gradient = self.layout.flatten(named)
-        state.kept = self.layout.kept(named)
+        reply = yield from self._ask(action, client, params, seed, 1)
+        self._check_step(step_size)
+        gradient, state.kept = gradient_of(reply, self.layout, params, state.kept, step_size)
         state.num_steps += 1
         return GradientResult(gradient, reply.num_examples(), reply.metrics())
 
-    def corrected_steps(
+    def _epochs(
         self,
         client: int,
         params: Vector,
@@ -224,25 +281,22 @@ class FlowerTrainer:
         num_steps: int,
         learning_rate: float,
         seed: int,
-    ) -> GradientResult:
-        """`num_steps` calls of `gradient`, since an app's own steps cannot be corrected."""
-        y = np.array(params)
-        total = np.zeros_like(y)
-        num_examples = 0
-        metrics: Mapping[str, float] = {}
-        for step in range(num_steps):
-            # One seed for every step would draw one batch for every step.
-            found = self.gradient(client, y, seed + step)
-            total += found.gradient
-            y -= learning_rate * (found.gradient + correction)
-            num_examples += found.num_examples
-            metrics = found.metrics
-        return GradientResult(total / max(1, num_steps), num_examples, metrics)
+    ) -> Talk[GradientResult]:
+        action, step_size = self._gradient_action()
+        state, layout = self._client(client), self.layout
+        epochs = Epochs(layout, params, correction, num_steps, learning_rate, state.kept, step_size)
+        reply = yield from self._ask(action, client, params, seed, 1, epochs=epochs)
+        self._check_step(step_size)
+        state.kept = reply.kept(layout)
+        state.num_steps += num_steps
+        # Each step counts as a call of the app, of which `_ask` has counted one.
+        state.num_calls += num_steps - 1
+        return GradientResult(reply.vector("gradient"), reply.num_examples(), reply.metrics())
 
     def evaluate(self, params: Vector, client: int | None = None) -> Evaluated:
         """Clients' contexts stay as they were: looking more often changes nothing."""
         if client is not None:
-            return self._evaluate_client(client, params)
+            return hold(self._evaluation([client], params), self._carrier)
         function = self._evaluate_fn
         ref = self._run_config.get("evaluate-fn")
         if function is None and ref is not None:
@@ -250,61 +304,88 @@ class FlowerTrainer:
         if function is None:
             count = min(self._num_clients, _CLIENTS_EVALUATED)
             some = [index * self._num_clients // count for index in range(count)]
-            return mean_of([self._evaluate_client(client, params) for client in some])
+            return hold(self._evaluation(some, params), self._carrier)
         kept = self.layout.kept(self._first())
         with user_code(Call(None), seed=0):
             found = function(0, array_record(self.layout.unflatten(params, kept)))
         metrics = dict(found or {})
         return Evaluated(int(metrics.get("num-examples", 1)), common_names(metrics.items()))
 
-    def _evaluate_client(self, client: int, params: Vector) -> Evaluated:
+    def _evaluation(self, clients: Sequence[int], params: Vector) -> Talk[Evaluated]:
+        """The mean over `clients`, who are asked at the same time."""
         if not self._calls.has("evaluate"):
             return Evaluated(0)
-        reply = self._call("evaluate", client, params, 0, None, trace=False)
-        return Evaluated(reply.num_examples(), reply.metrics())
+        replies = yield [
+            self._request("evaluate", client, params, 0, None, keeps=False) for client in clients
+        ]
+        return mean_of([Evaluated(reply.num_examples(), reply.metrics()) for reply in replies])
 
-    def _step_as_gradient(self, client: int, params: Vector, seed: int) -> GradientResult:
-        rate = self.learning_rate
-        trained = self._train(client, params, 1, seed) if rate is not None else None
-        if trained is None or rate is None or not self._reads_steps:
-            raise ConfigError(
-                'the app gives no gradients: register @app.train("gradient"), or let @app.train '
-                'take msg.content["config"]["local-steps"] steps of plain SGD with the learning '
-                "rate `lr` of the run config"
-            )
-        gradient = (params - trained.params) / rate
-        return GradientResult(gradient, trained.num_examples, trained.metrics)
+    def _gradient_action(self) -> tuple[str, float | None]:
+        """(message type, step size of the steps that take the place of gradients)."""
+        if self._calls.has("train", "gradient"):
+            return "train.gradient", None
+        if self.learning_rate is None:
+            self._check_step(math.nan)
+        return "train", self.learning_rate
+
+    def _check_step(self, step_size: float | None) -> None:
+        if step_size is None or (math.isfinite(step_size) and self._reads_steps):
+            return
+        raise ConfigError(
+            'the app gives no gradients: register @app.train("gradient"), or let @app.train take '
+            'msg.content["config"]["local-steps"] steps of plain SGD with the learning rate `lr` '
+            "of the run config"
+        )
 
     def _probe(self, num_steps: int) -> tuple[int, Meter]:
         """Train on client 0 in a context that is thrown away."""
         params = self.layout.flatten(self._first())
         self._calls.client_app()  # whose modules import torch, or do not
         meter = new_meter()
+        request = self._request("train", 0, params, 0, num_steps, keeps=False)
         with meter:
-            reply = self._call("train", 0, params, 0, num_steps, trace=False)
+            [reply] = self._calls.exchange([request])
+        self._reads_steps = reply.steps_were_read
         return reply.num_examples(), meter
 
-    def _call(
+    def _ask(
+        self,
+        message_type: str,
+        client: int,
+        params: Vector,
+        seed: int,
+        num_steps: int,
+        epochs: Epochs | None = None,
+    ) -> Talk[Reply]:
+        [reply] = yield [
+            self._request(message_type, client, params, seed, num_steps, epochs=epochs)
+        ]
+        if message_type == "train":
+            self._reads_steps = reply.steps_were_read
+        return reply
+
+    def _request(
         self,
         message_type: str,
         client: int,
         params: Vector,
         seed: int,
         num_steps: int | None,
-        trace: bool = True,
-    ) -> Reply:
-        """One message to the app; without `trace` the client's context stays as it was."""
+        *,
+        keeps: bool = True,
+        epochs: Epochs | None = None,
+    ) -> Request:
         state = self._client(client)
-        context = state.context if trace else scratch(state.context)
-        state.num_calls += trace
-        values = {**self._run_config, **self._train_config}
-        config = Config(values, num_steps, max(1, state.num_calls))
-        arrays = array_record(self.layout.unflatten(params, state.kept))
-        call = Call(client, None if num_steps is None else state.num_steps + 1)
-        reply = self._calls.call(message_type, context, arrays, config, call, seed)
-        if message_type == "train":
-            self._reads_steps = config.steps_were_read
-        return reply
+        state.num_calls += keeps
+        config = {**self._run_config, **self._train_config}
+        if num_steps is not None:
+            config["local-steps"] = num_steps
+        config["server-round"] = max(1, state.num_calls)
+        arrays = ArrayRecord()
+        if epochs is None:
+            arrays = array_record(self.layout.unflatten(params, state.kept))
+        step = None if num_steps is None else state.num_steps + 1
+        return Request(message_type, client, config, arrays, seed, step, keeps, epochs)
 
     def _client(self, client: int) -> _Client:
         if client not in self._clients:
@@ -313,8 +394,7 @@ class FlowerTrainer:
                     f"client {client} is not one of the {self._num_clients} that `prepare` was "
                     "told of"
                 )
-            context = self._calls.context(client, self._num_clients)
-            self._clients[client] = _Client(context, self.layout.kept(self._first()))
+            self._clients[client] = _Client(self.layout.kept(self._first()))
         return self._clients[client]
 
     def _first(self) -> dict[str, Any]:

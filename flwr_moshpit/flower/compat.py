@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+
+CLIENT_APP_RAISED = 2
+"""Flower's code of the error that a ClientApp raised an exception."""
+
+Call: TypeAlias = Callable[[Message, Context], Message]
+Mod: TypeAlias = Callable[[Message, Context, Call], Message]
 
 
 def ensure_identity() -> None:
@@ -24,6 +33,30 @@ def has_action(app: ClientApp, category: str, action: str = "default") -> bool:
 def has_client_fn(app: ClientApp) -> bool:
     """Whether `app` is of the deprecated kind `ClientApp(client_fn=...)`."""
     return app._call is not None
+
+
+def wrap_actions(app: ClientApp, mod: Mod) -> None:
+    """Put `mod` around every function of `app`, those registered later too.
+
+    Flower's `ClientApp(mods=...)` does so for who makes the app; here it is made already.
+    """
+
+    def around(call: Call) -> Call:
+        return lambda message, context: mod(message, context, call)
+
+    for name, call in app._registered_funcs.items():
+        app._registered_funcs[name] = around(call)
+    app._mods = [mod, *app._mods]
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Whether the SuperNodes of `grid` are virtual: they are not, where messages go over HTTP."""
+    return type(grid).__name__ != "HttpGrid"
+
+
+def log() -> logging.Logger:
+    """Flower's: what it is told is shown by `flwr run --stream` and `flwr log`."""
+    return logging.getLogger("flwr")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import RunConfig
+from flwr_moshpit.flower.bootstrap import BootstrapApp
 from flwr_moshpit.flower.calls import InProcessApp
 from flwr_moshpit.flower.compat import quiet_flower
 from flwr_moshpit.vector import NamedArrays
@@ -46,13 +47,16 @@ def find_initial(
         initial = app.load(str(ref), "initial-model", "initial=")
     if initial is not None:
         return Initial(as_arrays(call_with_config(initial, app.run_config)))
-    context = app.context(0, num_clients)
+    context = app.context(0)
     if app.has("query", "initial"):
         query = Message(RecordDict(), context.node_id, "query.initial")
         for record in app.client_app()(query, context).content.array_records.values():
             return Initial(record)
         raise ConfigError('the reply of @app.query("initial") holds no ArrayRecord')
     server_app = app.server_app()
+    if isinstance(server_app, BootstrapApp):
+        # It would ask us in turn.
+        server_app = None
     found = _overhear(server_app, app.run_config, num_clients) if server_app else None
     if found is not None:
         return found

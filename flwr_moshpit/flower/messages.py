@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from flwr_moshpit.errors import TrainerError
-from flwr_moshpit.protocol.machine import Evaluated
+from flwr_moshpit.protocol.machine import Evaluated, Vector
 from flwr_moshpit.vector import Layout
 
 # Flower's apps choose the names of their metrics; these are what their templates use.
@@ -23,12 +23,9 @@ _ACCURACY = ("acc", "accuracy")
 class Config(ConfigRecord):
     """A message's config, which knows whether the app looked for the number of local steps."""
 
-    def __init__(self, values: Mapping[str, Any], num_steps: int | None, server_round: int) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__({name: value for name, value in values.items() if value is not None})
         self.steps_were_read = False
-        if num_steps is not None:
-            self["local-steps"] = num_steps
-        self["server-round"] = server_round
 
     def __getitem__(self, key: str) -> Any:
         if key == "local-steps":
@@ -76,13 +73,11 @@ def scratch(context: Context) -> Context:
 class Reply:
     """What a ClientApp answered. `whose` begins the message of every error."""
 
-    def __init__(self, reply: object, whose: str) -> None:
+    def __init__(self, content: RecordDict, whose: str, steps_were_read: bool = True) -> None:
+        self.content = content
+        self.steps_were_read = steps_were_read
+        """Whether the app looked at local-steps."""
         self._whose = whose
-        if not isinstance(reply, Message):
-            raise self._error(f"returned {type(reply).__name__} instead of a Message")
-        if reply.has_error():
-            raise self._error(f"answered with an error: {reply.error.reason}")
-        self._content = reply.content
 
     def _error(self, what: str) -> TrainerError:
         return TrainerError(f"{self._whose}: the ClientApp {what}")
@@ -92,7 +87,7 @@ class Reply:
 
         Arrays that the client keeps may be missing; `optional` ones too, but not all of them.
         """
-        records = self._content.array_records
+        records = self.content.array_records
         if not records:
             raise self._error('returned no ArrayRecord: its reply needs "arrays"')
         if len(records) > 1 and "arrays" not in records:
@@ -121,8 +116,20 @@ class Reply:
                 raise self._error(f"returned no array {name!r}")
         return arrays
 
+    def kept(self, layout: Layout) -> dict[str, Any]:
+        """The arrays outside the vector, which `perform` has put beside a mean gradient."""
+        kept = self.content.array_records.get("kept", ArrayRecord())
+        return {name: kept[name].numpy() for name in layout.kept_names}
+
+    def vector(self, name: str) -> Vector:
+        """The one array of the ArrayRecord `name`, read-only."""
+        array = self.content.array_records[name][name]
+        vector: Vector = np.asarray(array.numpy())
+        vector.flags.writeable = False
+        return vector
+
     def num_examples(self) -> int:
-        for record in self._content.metric_records.values():
+        for record in self.content.metric_records.values():
             if "num-examples" not in record:
                 continue
             value = record["num-examples"]
@@ -135,7 +142,7 @@ class Reply:
         """The other metrics that are single numbers, under common names."""
         return common_names(
             (name, value)
-            for record in self._content.metric_records.values()
+            for record in self.content.metric_records.values()
             for name, value in record.items()
         )
 

@@ -6,10 +6,9 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Protocol
@@ -26,6 +25,7 @@ from flwr_moshpit.protocol.machine import (
     Trained,
 )
 from flwr_moshpit.trainer import Trainer
+from flwr_moshpit.user_code import one_torch_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class InProcessBackend:
 
     def run(self, batch: Sequence[WorkItem]) -> Iterator[Outcome]:
         for item in batch:
-            with _one_torch_thread():
+            with one_torch_thread():
                 outcome = outcome_of(self._trainer, item)
             yield outcome
 
@@ -170,10 +170,11 @@ def outcome_of(trainer: Trainer, item: WorkItem) -> Outcome:
         wrapped = TrainerError(f"client {item.client} failed in {kind}: {error!r}")
         wrapped.__cause__ = error
         return wrapped
-    return _read_only(result)
+    return read_only(result)
 
 
-def _read_only(result: Result) -> Result:
+def read_only(result: Result) -> Result:
+    """`result`, whose vector nobody can change any more."""
     if isinstance(result, Trained):
         result.params.setflags(write=False)
     elif isinstance(result, GradientResult):
@@ -199,21 +200,6 @@ def _result_of(trainer: Trainer, item: WorkItem) -> Result:
         )
     assert isinstance(job, Evaluate)
     return trainer.evaluate(job.params, item.client)
-
-
-@contextmanager
-def _one_torch_thread() -> Generator[None, None, None]:
-    """Sums depend on how many threads share them, so one, as in the workers."""
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None else 1
-    if torch is None or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # In the worker processes. Results and errors travel between our own processes only.
@@ -247,7 +233,7 @@ def _load(payload: bytes) -> None:
 def _run(batch: list[WorkItem]) -> list[_Sent]:
     sent: list[_Sent] = []
     for item in batch:
-        with _one_torch_thread():
+        with one_torch_thread():
             outcome = outcome_of(_loaded[0], item)
         if isinstance(outcome, TrainerError):
             cause = outcome.__cause__ or outcome
@@ -261,7 +247,7 @@ def _run(batch: list[WorkItem]) -> list[_Sent]:
 def _unpacked(sent: _Sent) -> Outcome:
     if not isinstance(sent, tuple):
         # Pickling loses the flag.
-        return _read_only(sent)
+        return read_only(sent)
     message, text = sent
     error = TrainerError(message)
     error.__cause__ = WorkerTraceback(text)

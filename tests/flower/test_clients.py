@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,8 +13,9 @@ pytest.importorskip("flwr")
 if not all(find_spec(name) for name in ("sklearn", "seglearn")):
     pytest.skip("the data are in the packages of the extra `examples`", allow_module_level=True)
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict  # noqa: E402
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
+from flwr.serverapp.strategy import FedAvg  # noqa: E402
 
 from flwr_moshpit.flower import App, FlowerTrainer, load_app  # noqa: E402
 from flwr_moshpit.flower.compat import ensure_identity, quiet_flower  # noqa: E402
@@ -186,14 +186,18 @@ class InProcessGrid(Grid):
     run = property(_not_used)
 
 
-def test_its_own_server_trains_it_on_flower(app: App) -> None:
+def test_flowers_own_strategies_train_it_too(app: App) -> None:
     ensure_identity()
-    app = dataclasses.replace(app, config={**app.config, "rounds": 2})
     grid = InProcessGrid(app, 3)
-    server_app = app.load(str(app.server_ref))
-    with quiet_flower(), pinned(1):
-        server_app(grid, Context(1, 1, {}, RecordDict(), dict(app.config)))
     trainer = prepared(app, 3)
+    model = app.load(str(app.config["initial-model"]))()
+    with quiet_flower(), pinned(1):
+        FedAvg(fraction_evaluate=0.0).start(
+            grid=grid,
+            initial_arrays=ArrayRecord(model.state_dict()),
+            num_rounds=2,
+            train_config=ConfigRecord({"local-steps": 5}),
+        )
     (first, replies), (second, _) = (
         (trainer.layout.flatten(sent), [trainer.layout.flatten(reply) for reply in replies])
         for sent, replies in grid.rounds

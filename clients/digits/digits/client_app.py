@@ -8,6 +8,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from digits.task import batches, load_partition, load_test, make_model, test, train
+from flwr_moshpit.flower import serverless
 
 # The model is small: more threads would wait for each other longer than they compute.
 torch.set_num_threads(1)
@@ -71,3 +72,6 @@ def _partition(context: Context) -> tuple[Tensor, Tensor]:
 def _reply(msg: Message, arrays: ArrayRecord, metrics: dict[str, float]) -> Message:
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
     return Message(content, reply_to=msg)
+
+
+serverless(app)

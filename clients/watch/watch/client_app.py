@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from flwr_moshpit.flower import serverless
 from watch.task import batches, load_partition, load_test, make_model, test, train
 
 # The model is small: more threads would wait for each other longer than they compute.
@@ -65,3 +66,6 @@ def _partition(context: Context) -> tuple[Tensor, Tensor]:
 def _reply(msg: Message, arrays: ArrayRecord, metrics: dict[str, float]) -> Message:
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
     return Message(content, reply_to=msg)
+
+
+serverless(app)

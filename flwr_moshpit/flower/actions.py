@@ -1,0 +1,73 @@
+"""`serverless(app)`: the second of the two lines that an existing ClientApp needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from flwr_moshpit.errors import ConfigError, MoshpitError
+from flwr_moshpit.flower.compat import (
+    CLIENT_APP_RAISED,
+    has_action,
+    has_client_fn,
+    wrap_actions,
+)
+from flwr_moshpit.flower.orders import from_message, to_reply
+from flwr_moshpit.flower.requests import perform
+from flwr_moshpit.user_code import one_torch_thread
+
+PARTITION = "partition"
+"""The query by which a ServerApp learns whose data a simulated SuperNode has."""
+
+
+def serverless(app: ClientApp) -> ClientApp:
+    """Let the clients of `app` train and average among themselves; returns `app` itself.
+
+    `@app.train` and `@app.evaluate` stay as they are, and so does what any other ServerApp's
+    messages do. Added are the `@app.query` actions by which `bootstrap_app` speaks to a client.
+    Harmless twice. Raises ConfigError for an app of the deprecated kind `ClientApp(client_fn=...)`.
+    """
+    if has_client_fn(app):
+        raise ConfigError(
+            "the ClientApp is made of a client_fn, which Flower has deprecated: register a "
+            "function with @app.train() instead"
+        )
+    if is_serverless(app):
+        return app
+    wrap_actions(app, _under_orders)
+
+    @app.query(PARTITION)
+    def partition(message: Message, context: Context) -> Message:
+        known = ConfigRecord(dict(context.node_config))
+        return Message(RecordDict({"partition": known}), reply_to=message)
+
+    return app
+
+
+def is_serverless(app: ClientApp) -> bool:
+    """Whether `serverless(app)` was called."""
+    return has_action(app, "query", PARTITION)
+
+
+def _under_orders(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """A mod: calls the app as it would be called in the process of the simulation.
+
+    The same seed draws the same numbers, so results do not depend on the process.
+    """
+    request = from_message(message)
+    if request is None:
+        return call_next(message, context)
+
+    def call(content: RecordDict, context: Context) -> Message:
+        message.content = content
+        return call_next(message, context)
+
+    try:
+        with one_torch_thread():
+            return to_reply(perform(request, call, context), message)
+    except MoshpitError as error:
+        return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=message)
