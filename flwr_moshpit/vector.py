@@ -59,11 +59,18 @@ class Layout:
         averaged: Iterable[ArraySpec],
         kept: Iterable[str] = (),
         dtype: str = "float32",
+        names: Iterable[str] = (),
     ) -> None:
+        """`names`: all of them, in the order in which the model's own framework lists them."""
         self.averaged: tuple[ArraySpec, ...] = tuple(sorted(averaged, key=lambda spec: spec.name))
         """The arrays in the vector, in its order."""
         self.kept_names: tuple[str, ...] = tuple(sorted(kept))
         """The arrays that each client keeps for itself."""
+        self.names: tuple[str, ...] = tuple(names) or (
+            *(spec.name for spec in self.averaged),
+            *self.kept_names,
+        )
+        """All arrays, as `unflatten` lists them: who reads a list of them goes by their order."""
         self.dtype: np.dtype[Any] = np.dtype(_checked_dtype(dtype))
         """Of the vector: float32 or float64."""
         self.slices: dict[str, slice] = {}
@@ -109,7 +116,8 @@ class Layout:
             double = any(spec.dtype == "float64" for spec in averaged)
             dtype = "float64" if double else "float32"
         inside = {spec.name for spec in averaged}
-        return cls(averaged, [spec.name for spec in specs if spec.name not in inside], dtype)
+        listed = [spec.name for spec in specs]
+        return cls(averaged, [name for name in listed if name not in inside], dtype, listed)
 
     def __repr__(self) -> str:
         return (
@@ -127,7 +135,9 @@ class Layout:
 
     def with_dtype(self, dtype: str | None) -> Layout:
         """The same arrays in a vector of type `dtype`; itself for None."""
-        return self if dtype is None else Layout(self.averaged, self.kept_names, dtype)
+        if dtype is None:
+            return self
+        return Layout(self.averaged, self.kept_names, dtype, self.names)
 
     def flatten(self, arrays: NamedArrays) -> Vector:
         """The averaged arrays as one read-only vector (d,): one copy of the data.
@@ -157,7 +167,7 @@ class Layout:
         return {name: _clone(named[name]) for name in self.kept_names}
 
     def unflatten(self, vector: Vector, kept: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The model's arrays by name, each with the dtype and shape that it came with.
+        """The model's arrays by name, in the model's order, each with its own dtype and shape.
 
         Views of `vector` (read-only if it is) where the dtype is the vector's, copies otherwise;
         bfloat16 comes back as a torch tensor, because numpy has no such type. `kept` supplies the
@@ -174,7 +184,7 @@ class Layout:
             if kept is None or name not in kept:
                 raise SchemaError(f"array {name!r} is not averaged and was not given")
             named[name] = kept[name]
-        return named
+        return {name: named[name] for name in self.names}
 
     def check(self, other: Layout) -> None:
         """Raises SchemaError naming the first array in which `other` differs from this layout."""

@@ -228,3 +228,16 @@ def test_importing_it_imports_neither_torch_nor_flwr() -> None:
         "import sys, flwr_moshpit.vector; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_arrays_come_back_in_the_models_own_order() -> None:
+    """Who reads a list of them goes by their order, of which "10" before "2" is none."""
+    arrays = [np.full(1, number, "float32") for number in range(12)]
+    layout = Layout.of(arrays).with_dtype("float64")
+    named = layout.unflatten(layout.flatten(arrays))
+    assert [float(array[0]) for array in named.values()] == list(range(12))
+    mixed = {"w": np.zeros(1, "float32"), "n": np.zeros(1, "int64"), "b": np.zeros(1, "float32")}
+    layout = Layout.of(mixed)
+    assert list(layout.unflatten(layout.flatten(mixed), layout.kept(mixed))) == ["w", "n", "b"]
+    # Where they lie in the vector does not depend on it.
+    assert layout.schema == Layout.of(dict(sorted(mixed.items()))).schema

@@ -12,6 +12,7 @@ from flwr_moshpit.flower.compat import (
     CLIENT_APP_RAISED,
     has_action,
     has_client_fn,
+    register,
     wrap_actions,
 )
 from flwr_moshpit.flower.orders import from_message, to_reply
@@ -38,17 +39,18 @@ def serverless(app: ClientApp) -> ClientApp:
         return app
     wrap_actions(app, _under_orders)
 
-    @app.query(PARTITION)
-    def partition(message: Message, context: Context) -> Message:
-        known = ConfigRecord(dict(context.node_config))
-        return Message(RecordDict({"partition": known}), reply_to=message)
-
+    register(app, "query", PARTITION, _tell_partition)
     return app
 
 
 def is_serverless(app: ClientApp) -> bool:
     """Whether `serverless(app)` was called."""
     return has_action(app, "query", PARTITION)
+
+
+def _tell_partition(message: Message, context: Context) -> Message:
+    known = ConfigRecord(dict(context.node_config))
+    return Message(RecordDict({"partition": known}), reply_to=message)
 
 
 def _under_orders(

@@ -49,6 +49,14 @@ def wrap_actions(app: ClientApp, mod: Mod) -> None:
     app._mods = [mod, *app._mods]
 
 
+def register(app: ClientApp, category: str, action: str, function: Call) -> None:
+    """As `@app.CATEGORY(ACTION)`, but none of the app's mods sees these messages.
+
+    Some, such as `LocalDpMod`, refuse every message that does not carry a model.
+    """
+    app._registered_funcs[f"{category}.{action}"] = function
+
+
 def is_simulated(grid: Grid) -> bool:
     """Whether the SuperNodes of `grid` are virtual: they are not, where messages go over HTTP."""
     return type(grid).__name__ != "HttpGrid"

@@ -94,10 +94,10 @@ def from_reply(message: Message, whose: str) -> Reply:
 
 def _layout_text(layout: Layout) -> str:
     averaged = [[spec.name, spec.shape, spec.dtype] for spec in layout.averaged]
-    return json.dumps([averaged, layout.kept_names, layout.dtype.name])
+    return json.dumps([averaged, layout.kept_names, layout.dtype.name, layout.names])
 
 
 def _layout(text: str) -> Layout:
-    averaged, kept, dtype = json.loads(text)
+    averaged, kept, dtype, names = json.loads(text)
     specs = [ArraySpec(name, tuple(shape), kind) for name, shape, kind in averaged]
-    return Layout(specs, kept, dtype)
+    return Layout(specs, kept, dtype, names)

@@ -1,0 +1,1 @@
+"""cnn: A Flower / PyTorch app."""

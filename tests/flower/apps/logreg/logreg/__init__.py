@@ -1,0 +1,1 @@
+"""logreg: A Flower / scikit-learn app."""

@@ -1,0 +1,1 @@
+"""private: A Flower / PyTorch app."""
