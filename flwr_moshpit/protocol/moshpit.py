@@ -755,7 +755,7 @@ class MoshpitPeer:
             # A newcomer knows of others what its donor was at a while ago.
             ahead = 1 if self._joiner is None else 2
             next_round = Round(max(self.round, self._rendezvous.latest_round) + ahead)
-            plan, effects = self._planner.replan(self._view, next_round)
+            plan, effects = self._planner.replan(self._view, next_round, now)
             effects += self._take_up(plan, now)
         training = self._training
         if training is not None and training.slip_at is not None and training.slip_at <= now:

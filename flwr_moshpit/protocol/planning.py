@@ -7,6 +7,8 @@ everywhere. A peer follows one plan through a round and takes the newest up in t
 
 from __future__ import annotations
 
+import math
+
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.protocol.grid import Grid, first_plan, grid_of, next_plan
 from flwr_moshpit.protocol.machine import Effect, PeerId, Publish, Record, Report, Round, View
@@ -16,6 +18,10 @@ PLAN_KEY = ("plan",)
 
 REPLAN_S = 0.3
 """The coordinator gathers changes of its view for this long before it makes a new plan."""
+
+REPLAN_S_MAX = 5.0
+"""It takes twice as long each time that changes go on, up to this: of two coordinators that never
+come to see the same peers, each would answer every plan of the other's with one of its own."""
 
 
 class Planner:
@@ -27,6 +33,8 @@ class Planner:
         self._me = me
         self._config = config
         self._next: Plan | None = None
+        self._spacing_s = REPLAN_S
+        self._replanned_at = -math.inf
 
     @property
     def newest(self) -> Plan | None:
@@ -65,18 +73,21 @@ class Planner:
 
     def on_view(self, view: View, now: float) -> None:
         """Replan if that is mine to do and somebody has no cell or a cell has nobody."""
-        self.replan_at = None
+        due_at, self.replan_at = self.replan_at, None
         if not view or next(iter(view)) != self._me:
             return
         plan = self.newest
         if plan is None:
             self.replan_at = now
         elif {*plan.holders} != {*view}:
-            self.replan_at = now + REPLAN_S
+            # Changes that go on all the time must not put it off for ever.
+            self.replan_at = now + self._spacing_s if due_at is None else due_at
 
-    def replan(self, view: View, next_round: Round) -> tuple[Plan, list[Effect]]:
+    def replan(self, view: View, next_round: Round, now: float) -> tuple[Plan, list[Effect]]:
         """A new plan for `view`, and what spreads it."""
-        self.replan_at = None
+        again = now - self._replanned_at < 3 * self._spacing_s
+        self._spacing_s = min(2 * self._spacing_s, REPLAN_S_MAX) if again else REPLAN_S
+        self.replan_at, self._replanned_at = None, now
         old = self.newest
         plan_id = PlanId(old.id.term + 1 if old else 1, self._me)
         size_max = self._config.group_size_for(len(view))

@@ -112,9 +112,11 @@ class Group:
                 pace = self.pace.setdefault(link, self.rng.choice([1, 1, 1, 0.1, 0.02]))
                 found.append((lambda link=link: self.deliver(*link), pace))
         for peer in self.living:
-            for gone in self.dead:
-                if gone not in self.seen[peer] and not self.queues.get((gone, peer)):
-                    found.append((lambda p=peer, g=gone: self.notice(p, g), 0.15))
+            found += [
+                (lambda p=peer, g=gone: self.notice(p, g), 0.15)
+                for gone in self.dead
+                if gone not in self.seen[peer] and not self.queues.get((gone, peer))
+            ]
         if self.left["crash"] and len(self.living) > 2:
             found.append((lambda: self.crash(self.rng.choice(self.living)), 0.15))
         if self.left["cut"] and len(self.living) > 1:

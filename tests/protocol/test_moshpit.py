@@ -12,6 +12,7 @@ from flwr_moshpit.protocol import messages
 from flwr_moshpit.protocol.machine import Trained
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.membership import Delays
+from flwr_moshpit.simulation.network import Network
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
 
@@ -482,3 +483,62 @@ def test_small_groups_start_at_once():
     for _, _, report in net.history.named("group"):
         assert report.values["missing"] == 0
         assert report.values["wait_s"] < 0.1
+
+
+def cut_off_for_a_moment(seed):
+    """Some links of four peers are cut for less than anybody needs to notice, at one drawn stage
+    of the first round. Everybody brings a unit vector, once."""
+    rng = np.random.default_rng(seed)
+    trainer = GivenVectors(np.tile(np.eye(4), 16), [1] * 4)
+    algorithm = Moshpit(group_size=4, part_bytes=1024, share_bytes_min=8)
+    net = Swarm(
+        trainer, peers=4, algorithm=algorithm, seed=seed, network=Network.uniform(latency_s=0.05)
+    )
+    sides = [([0, 1], [2, 3]), ([0], [1, 2, 3]), ([0, 1, 2], [3]), ([0, 2], [1, 3])]
+    side = sides[rng.integers(len(sides))]
+    stage = str(rng.choice(["Average", "Part", "GroupNamed", "Arrive"]))
+    begin_s, long_s = rng.uniform(0, 0.08), float(rng.choice([0.02, 0.05, 0.1]))
+    struck = []
+
+    def strike(now, src, dst, message):
+        if type(message).__name__ == stage and not struck:
+            struck.append(now)
+            net.engine.schedule(now + begin_s, lambda: net.partition(*side))
+            net.engine.schedule(now + begin_s + long_s, net.heal)
+
+    net.engine.interceptors.append(strike)
+    net.run(rounds=40)
+    assert struck
+    assert [net.weight(peer) for peer in net.peers] == [1.0] * 4
+    mass = sum(net.vector(peer)[:4] for peer in net.peers)
+    assert mass == pytest.approx(np.ones(4), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_cut_that_nobody_notices_loses_and_doubles_nothing(seed):
+    cut_off_for_a_moment(seed)
+
+
+@pytest.mark.slow
+def test_many_cuts_that_nobody_notices_lose_and_double_nothing():
+    for seed in range(12, 200):
+        cut_off_for_a_moment(seed)
+
+
+@pytest.mark.parametrize(("num_peers", "victim"), [(2, 1), (4, 2), (8, 5)])
+def test_a_peer_that_restarts_is_given_the_model_before_it_trains(num_peers, victim):
+    trainer = LoggedQuadratic(dim=16, flops_per_example=2e10, condition=2)
+    algorithm = Moshpit(group_size=2, local_steps=10)
+    net = Swarm(trainer, peers=num_peers, algorithm=algorithm, seed=3)
+    net.run(rounds=5)
+    initial = trainer.initial_params(3)
+    net.begin(20)
+    net.advance(2)
+    net.kill(victim)
+    net.advance(5)
+    calls = len(trainer.log)
+    net.restart(victim)
+    net.run(rounds=20)
+    first = next(base for client, base, *_ in trainer.log[calls:] if client == victim)
+    assert np.linalg.norm(first - initial) > 1
+    assert net.weight(victim) == net.weight(0)
