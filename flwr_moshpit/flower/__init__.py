@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flwr_moshpit.flower.actions import serverless
     from flwr_moshpit.flower.app import App, load_app
     from flwr_moshpit.flower.bootstrap import bootstrap_app
     from flwr_moshpit.flower.client import FlowerTrainer
-    from flwr_moshpit.flower.actions import serverless
 
 __all__ = ["App", "FlowerTrainer", "bootstrap_app", "load_app", "serverless"]
 

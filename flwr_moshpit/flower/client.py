@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
 from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.flower.actions import is_serverless
 from flwr_moshpit.flower.app import App, RunConfig
 from flwr_moshpit.flower.calls import InProcessApp, Meter, new_meter
 from flwr_moshpit.flower.initial import InitialModel, find_initial
@@ -25,7 +26,6 @@ from flwr_moshpit.flower.requests import (
     gradient_of,
     hold,
 )
-from flwr_moshpit.flower.actions import is_serverless
 from flwr_moshpit.protocol.machine import (
     CorrectedSteps,
     Evaluate,

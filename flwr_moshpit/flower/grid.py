@@ -10,11 +10,11 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from flwr_moshpit.errors import ConfigError, TrainerError
+from flwr_moshpit.flower.actions import PARTITION
 from flwr_moshpit.flower.client import FlowerTrainer
 from flwr_moshpit.flower.messages import Reply
 from flwr_moshpit.flower.orders import from_reply, to_message
 from flwr_moshpit.flower.requests import Request, Talk
-from flwr_moshpit.flower.actions import PARTITION
 from flwr_moshpit.protocol.machine import Job
 from flwr_moshpit.simulation.backend import Outcome, WorkItem, examples_of, read_only
 from flwr_moshpit.user_code import Call

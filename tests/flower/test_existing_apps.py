@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("flwr")
 pytest.importorskip("sklearn")
 
+import torch
 from flwr.app import Context, RecordDict
 
 from flwr_moshpit.flower import App, load_app
