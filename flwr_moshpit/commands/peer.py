@@ -29,6 +29,7 @@ from flwr_moshpit.runtime.driver import Schedule
 from flwr_moshpit.runtime.identity import Invitation
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
+from flwr_moshpit.runtime.whereabouts import ANYWHERE
 from flwr_moshpit.settings import read_toml
 
 LINGER_S = 10.0
@@ -77,10 +78,12 @@ def peer(
         raise ConfigError(f"client must be in 0..{settings.peers - 1}, not {client}")
     if place.relayed and place.advertised is not None:
         raise ConfigError("advertise: a peer that is relayed has no address that others could dial")
-    if place.bind.startswith("0.0.0.0") and place.advertised is None and not place.relayed:
+    contacts = {**invited.contacts, **parse_contacts(place.contacts)}
+    is_anywhere = place.bind.rpartition(":")[0] in ANYWHERE
+    if is_anywhere and not contacts and place.advertised is None and not place.relayed:
         raise ConfigError(
             "bind: give --bind HOST:PORT with an address of this device that others reach, or "
-            "--advertise HOST:PORT with it; or --relayed if no such address exists"
+            "--advertise HOST:PORT with it: there is no contact to find out with"
         )
     task = Task(
         make_app_trainer(app, settings.app),
@@ -101,7 +104,7 @@ def peer(
         identity=invited.identity,
         algorithm=settings.algorithm,
         task=task,
-        contacts={**invited.contacts, **parse_contacts(place.contacts)},
+        contacts=contacts,
         bind="127.0.0.1:0" if place.relayed else place.bind,
         advertised=place.advertised,
         dialable=not place.relayed,

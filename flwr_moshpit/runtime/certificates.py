@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+import time
 import urllib.parse
 from typing import Any
 
@@ -162,7 +163,7 @@ def _name(common_name: str) -> x509.Name:
 def _builder(
     subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, valid_s: float
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = _now()
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -198,7 +199,7 @@ def named_by(certificate: x509.Certificate) -> tuple[str, PeerId]:
 
 def check_period(what: str, certificate: x509.Certificate) -> None:
     """Raise `ConfigError` unless `certificate` is valid now."""
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = _now()
     if now > certificate.not_valid_after_utc:
         raise ConfigError(
             f"{what} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: sign a new one"
@@ -222,3 +223,7 @@ def check_key(what: str, certificate: x509.Certificate, key_pem: bytes) -> None:
     """Raise `ConfigError` unless `certificate` is for this private key."""
     if _public_pem(certificate.public_key()) != public_key(key_pem):
         raise ConfigError(f"{what} is for another key")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(time.time(), datetime.timezone.utc)

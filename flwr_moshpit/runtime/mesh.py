@@ -113,6 +113,11 @@ class Mesh:
         if not self._is_closing:
             self._neighbour(peer).move(address)
 
+    def drop_links(self) -> None:
+        """This peer has another address: its connections are dead, though nobody says so."""
+        for link in list(self._around.links):
+            link.end("this peer has moved")
+
     async def call_back(self, peer: PeerId) -> bool:
         """Dial `peer`, who calls through a relay, if that can be; whether there is a link to it."""
         known = self._neighbours.get(peer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,17 @@ from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.relay import Relayed
 from flwr_moshpit.runtime.trace import Recipe, Recorder
+from flwr_moshpit.runtime.whereabouts import ANYWHERE, source_towards
 from flwr_moshpit.runtime.wire import Limits
 
 SPREAD_S = 1.0
 """How long a peer that has learned that the swarm is stopped stays to spread it: news take 0.1 s
 for each fourfold of the peers."""
+
+LOOK_S = 1.0
+"""How often a peer that listens anywhere looks at which address of its device others reach it."""
+LOOKED_AT = 3
+"""Ways to so many others are looked up for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,9 @@ class PeerSettings:
     """Addresses, "host:port", of peers that may be there already."""
     bind: str = "127.0.0.1:0"
     advertised: str | None = None
-    """Where others reach this peer, if that is not where it listens."""
+    """Where others reach this peer, if that is not where it listens. None where it listens
+    anywhere, such as on "0.0.0.0:0": at the address from which it reaches others, whatever that
+    is at the time."""
     dialable: bool = True
     """Whether others can dial this peer. If not it is reached through another, and reduces
     nothing; `advertised` is of no use then."""
@@ -76,6 +84,12 @@ class Peer:
         self._on_address = on_address
         self._began_at = time.monotonic()
         self._wrap = wrap
+        self._roams = (
+            settings.dialable
+            and settings.advertised is None
+            and settings.bind.rpartition(":")[0] in ANYWHERE
+        )
+        self._address = ""
         checkpoints = None if settings.state is None else Checkpoints(settings.state)
         saved = None if checkpoints is None else checkpoints.load()
         self._state = None if saved is None else saved.content["machine"]
@@ -88,6 +102,11 @@ class Peer:
                 f"{settings.identity.peer}: give each peer a folder of its own"
             )
         self._contacts = {**known, **settings.contacts}
+        if self._roams and source_towards(self._contacts.values()) is None:
+            raise ConfigError(
+                f"bind {settings.bind} says nothing about where others reach this peer, and there "
+                "is no contact to find out with: give an address of this device"
+            )
         self.stopped = False
         """Whether the swarm's authority has stopped it."""
         control = Control(settings.identity, self.status, self._on_stop)
@@ -163,11 +182,31 @@ class Peer:
             if address and not is_relayed(address) and peer != self._settings.identity.peer
         }
 
+    def _look_around(self) -> None:
+        """Follow this device to another address."""
+        asyncio.get_running_loop().call_later(LOOK_S, self._look_around)
+        membership = self.driver.membership
+        others = [at for peer, at in membership.addresses.items() if peer != membership.me and at]
+        address = self._here(self._address, [*others[:LOOKED_AT], *self._contacts.values()])
+        if address != self._address:
+            self._address = address
+            self.transport.drop_links()
+            self._on_address(address)
+            self.driver.move(address)
+
+    def _here(self, address: str, others: Iterable[str]) -> str:
+        """Where this peer, which is at `address`, is reached now."""
+        host = source_towards(others)
+        return address if host is None else f"{host}:{address.rpartition(':')[2]}"
+
     def _on_relay(self, address: str) -> None:
         self._on_address(address)
         self.driver.move(address)
 
     def _join(self, address: str) -> Membership:
+        if self._roams:
+            address = self._address = self._here(address, self._contacts.values())
+            asyncio.get_running_loop().call_later(LOOK_S, self._look_around)
         if address:
             self._on_address(address)
         settings = self._settings

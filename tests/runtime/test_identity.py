@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -98,14 +98,10 @@ def test_an_expired_certificate_is_refused_at_both_ends() -> None:
 def test_a_certificate_that_is_not_valid_yet_asks_for_the_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class ClockOfABoardWithoutBattery(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-            return datetime.datetime(1970, 1, 1, tzinfo=tz)
-
     certificate = certificates.load_certificate(Authority.create("s").certificate_pem)
     certificates.check_period("it", certificate)
-    monkeypatch.setattr(certificates.datetime, "datetime", ClockOfABoardWithoutBattery)
+    # As on a board without a battery.
+    monkeypatch.setattr(time, "time", lambda: 0.0)
     with pytest.raises(ConfigError, match="set the clock"):
         certificates.check_period("it", certificate)
 
