@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from simulations import rfast_exactness as experiment
 from tests.papers.rfast_problem import (
     NUM_PEERS,
     NaivePeer,
@@ -27,6 +28,13 @@ def test_a_tree_is_exact_to_1e9_within_1600_steps(problem: Logistic | LeastSquar
     net = network(problem, "binary", slow=LEAF, seed=1)
     optimum = problem.optimum(PEERS)
     assert net.run_until(lambda: net.error(optimum) < 1e-9, 1600, every=20) <= 1600
+
+
+def test_the_experiment_finds_the_same_on_the_engine() -> None:
+    outcome = experiment.run("binary", 0.3, 10, seed=0)
+    assert outcome.within is not None
+    assert outcome.within <= 1600
+    assert outcome.books < 1e-9
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
