@@ -11,6 +11,7 @@ from typing import Any
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.grid import radices_for
+from flwr_moshpit.protocol.matchmaking import PATIENCE_S
 from flwr_moshpit.protocol.partition import shares
 from flwr_moshpit.simulation.device import DeviceProfile
 from flwr_moshpit.simulation.fleet import Fleet
@@ -62,8 +63,9 @@ def explain(
         rows.append(
             (
                 "deadline",
-                f"{duration(algorithm.patience * typical_s)} for a silent member",
-                f"patience {algorithm.patience:g} of the median local time; who is announced is "
+                f"{duration(max(algorithm.patience * typical_s, PATIENCE_S))} for a silent member",
+                f"patience {algorithm.patience:g} of the median local time, at least "
+                f"{PATIENCE_S:g} s; who is announced is "
                 "waited for while that brings more contributions a second",
             )
         )
@@ -116,7 +118,10 @@ def _moshpit(
     stand_ins = "every cell has a peer"
     if spare:
         peers = "the fastest peer stands" if spare == 1 else f"the {spare} fastest peers stand"
-        stand_ins = f"{peers} in for empty cells"
+        stand_ins = (
+            f"{peers} in for the empty: for each cell more {scaled(vector_bytes, 'B')} of memory "
+            "and as much again to send in a round"
+        )
     uplinks, seconds = _slowest_group(fleet, network, radices[0], vector_bytes)
     counts = shares(
         layout.dim,
