@@ -32,10 +32,11 @@ import numpy as np
 
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
-from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce, objection, unusable
+from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce
 from flwr_moshpit.protocol.cells import Cells
 from flwr_moshpit.protocol.grid import Grid, grid_of
 from flwr_moshpit.protocol.grid import objection as unsound
+from flwr_moshpit.protocol.group_checks import objection, unusable
 from flwr_moshpit.protocol.machine import (
     Cancel,
     Compute,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flwr_moshpit.protocol.allreduce import unusable
+from flwr_moshpit.protocol.group_checks import unusable
 from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, Vector
 from flwr_moshpit.protocol.messages import (
     ROUND_MAX,
