@@ -138,6 +138,8 @@ def test_every_method_may_try_and_time_may_end_it(
         (["--until", "soon"], "until: 'soon' is no duration"),
         (["--fleet", "jetson-nona"], "device 'jetson-nona' is unknown"),
         (["--target", "high"], "argument --target: invalid float value"),
+        (["--target", "nan"], "target must be a number, not nan"),
+        (["--out", "an-app/pyproject.toml/x"], "out 'an-app/pyproject.toml/x' cannot be made"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(

@@ -16,7 +16,7 @@ from rich.text import Text
 from flwr_moshpit.config import ALGORITHMS
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import App, load_app
-from flwr_moshpit.observe.folder import next_run
+from flwr_moshpit.observe.folder import usable_folder
 from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.settings import (
@@ -60,9 +60,7 @@ def compare_app(
     app = load_app(name)
     settings = _gathered(app, _names(algorithms), read_toml(config) if config else {}, flags)
     contest = _contest(app, settings, seeds, target, tries)
-    out = next_run(Path("runs")) if out is None else out
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out {str(out)!r} is a file, not a folder")
+    out = usable_folder(out)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(_header(contest))
     workers = next(iter(settings.values())).workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,8 @@ class Contest:
                 raise ConfigError(f"steps must be at least 1, not {self.steps}")
             for name, algorithm in self.algorithms.items():
                 _check_steps(name, algorithm)
+        if self.target is not None and not math.isfinite(self.target):
+            raise ConfigError(f"target must be a number, not {self.target}")
         if not 1 <= self.tries <= len(LR_FACTORS):
             raise ConfigError(f"tune must be from 1 to {len(LR_FACTORS)} tries, not {self.tries}")
 

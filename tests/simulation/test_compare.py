@@ -208,6 +208,7 @@ def test_worker_processes_change_nothing() -> None:
         ({"until_s": 5.0, "steps": 5}, "set one"),
         ({"until_s": 0.0}, "until must be above 0"),
         ({"steps": 0}, "steps must be at least 1"),
+        ({"target": math.nan}, "target must be a number"),
         ({"tries": 0}, "tune must be from 1"),
         ({"tries": 99}, "tune must be from 1"),
         ({"algorithms": {"m": Moshpit(local_s=1.0)}}, "end the comparison by time"),
