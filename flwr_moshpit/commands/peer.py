@@ -17,11 +17,11 @@ from rich.console import Console
 from flwr_moshpit.commands.app_trainer import make_app_trainer
 from flwr_moshpit.commands.ca import parse_contacts
 from flwr_moshpit.commands.swarm import swarm_settings
-from flwr_moshpit.commands.swarm_results import EVENTS, MODEL, named_arrays
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
+from flwr_moshpit.observe.swarm_results import EVENTS, MODEL, named_arrays
 from flwr_moshpit.observe.text import duration
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.compute import Offer, Task

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from flwr_moshpit.commands.swarm_results import EVENTS, Measured, SwarmResults, named_arrays
 from flwr_moshpit.commands.swarm_table import PeerRow, SwarmTable
 from flwr_moshpit.errors import TrainerError
 from flwr_moshpit.observe.json_lines import JsonLines
+from flwr_moshpit.observe.swarm_results import (
+    EVENTS,
+    Measured,
+    SwarmResults,
+    described,
+    named_arrays,
+)
 from flwr_moshpit.protocol.machine import PeerId, Report, Vector
 from flwr_moshpit.runtime.compute import MakeTrainer
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
@@ -238,24 +241,5 @@ class SwarmRun:
             wait_s=float(np.mean(self._waits_s)) if self._waits_s else None,
             alive=alive,
             rounds=self.table.round,
-            settings=_described(self._settings),
+            settings=described(self._settings),
         )
-
-
-def _described(settings: RunSettings) -> dict[str, Any]:
-    algorithm = settings.algorithm
-    names = [field.name for field in dataclasses.fields(algorithm)]
-    try:
-        here = version("flwr-moshpit")
-    except PackageNotFoundError:
-        here = None
-    return {
-        "algorithm": type(algorithm).__name__,
-        "algorithm_settings": {name: getattr(algorithm, name) for name in names},
-        "peers": settings.peers,
-        "seed": settings.seed,
-        "until_round": settings.rounds,
-        "dtype": settings.dtype,
-        "transport": "gRPC over mutual TLS, one process per peer and one per trainer",
-        "version": here,
-    }

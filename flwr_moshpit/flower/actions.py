@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flwr_moshpit.errors import ConfigError, MoshpitError
+from flwr_moshpit.flower.app import app_folder
 from flwr_moshpit.flower.compat import (
     CLIENT_APP_RAISED,
     has_action,
@@ -16,6 +18,7 @@ from flwr_moshpit.flower.compat import (
     wrap_actions,
 )
 from flwr_moshpit.flower.orders import from_message, to_reply
+from flwr_moshpit.flower.peer_actions import add_peer_actions
 from flwr_moshpit.flower.requests import perform
 from flwr_moshpit.user_code import one_torch_thread
 
@@ -27,8 +30,9 @@ def serverless(app: ClientApp) -> ClientApp:
     """Let the clients of `app` train and average among themselves; returns `app` itself.
 
     `@app.train` and `@app.evaluate` stay as they are, and so does what any other ServerApp's
-    messages do. Added are the `@app.query` actions by which `bootstrap_app` speaks to a client.
-    Harmless twice. Raises ConfigError for an app of the deprecated kind `ClientApp(client_fn=...)`.
+    messages do. Added are the `@app.query` actions by which `bootstrap_app` speaks to a client, and
+    on a device to its peer; for those it must be called in a module of the app's folder. Harmless
+    twice. Raises ConfigError for an app of the deprecated kind `ClientApp(client_fn=...)`.
     """
     if has_client_fn(app):
         raise ConfigError(
@@ -38,6 +42,10 @@ def serverless(app: ClientApp) -> ClientApp:
     if is_serverless(app):
         return app
     wrap_actions(app, _under_orders)
+    file = sys._getframe(1).f_globals.get("__file__")
+    folder = app_folder(str(file)) if file else None
+    if folder is not None:
+        add_peer_actions(app, folder)
 
     register(app, "query", PARTITION, _tell_partition)
     return app

@@ -59,9 +59,13 @@ class App:
         AppModules.of(self.path).activate()
 
     def trainer(
-        self, run_config: RunConfig | None = None, *, exclude: Iterable[str] = ()
+        self,
+        run_config: RunConfig | None = None,
+        *,
+        exclude: Iterable[str] = (),
+        node_config: RunConfig | None = None,
     ) -> FlowerTrainer:
-        """A trainer of this app, with `run_config` over its own config."""
+        """A trainer of this app, with `run_config` over its own config; see `FlowerTrainer`."""
         try:
             from flwr_moshpit.flower.client import FlowerTrainer
         except ModuleNotFoundError as error:
@@ -70,7 +74,7 @@ class App:
             raise ConfigError(
                 f"app {self.name!r} needs Flower: pip install 'flwr>=1.42', on Python 3.11 or newer"
             ) from error
-        return FlowerTrainer(self, run_config, exclude=exclude)
+        return FlowerTrainer(self, run_config, exclude=exclude, node_config=node_config)
 
 
 def load_app(app: str | Path) -> App:
@@ -91,6 +95,12 @@ def load_app(app: str | Path) -> App:
         f"app {str(app)!r} does not exist: give the path of a Flower app's folder or one of "
         f"{', '.join(sorted(bundled))}"
     )
+
+
+def app_folder(file: str) -> Path | None:
+    """The nearest folder above a module's `file` with a `pyproject.toml`."""
+    folders = Path(file).resolve().parents
+    return next((folder for folder in folders if (folder / "pyproject.toml").is_file()), None)
 
 
 def _bundled() -> dict[str, Path]:

@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flwr_moshpit.errors import ConfigError, MoshpitError
-from flwr_moshpit.flower.app import App, load_app
+from flwr_moshpit.flower.app import App, app_folder, load_app
 from flwr_moshpit.flower.compat import is_simulated, log
 
 
@@ -51,15 +51,16 @@ def _run(app: App, grid: Grid, context: Context) -> None:
 
         simulate_on_grid(app, grid, context.run_config)
         return
-    raise ConfigError("on SuperNodes nothing runs yet")
+    from flwr_moshpit.flower.deployment import train_on_supernodes
+
+    train_on_supernodes(app, grid, context.run_config)
 
 
 def _folder_of(module: dict[str, object]) -> Path:
     file = module.get("__file__")
-    folders = Path(file).resolve().parents if isinstance(file, str) else ()
-    for folder in folders:
-        if (folder / "pyproject.toml").is_file():
-            return folder
+    folder = app_folder(file) if isinstance(file, str) else None
+    if folder is not None:
+        return folder
     raise ConfigError(
         "bootstrap_app() is called from no Flower app: give it the folder with its pyproject.toml"
     )

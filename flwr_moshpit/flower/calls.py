@@ -23,7 +23,12 @@ _RUN_ID = 1
 class InProcessApp:
     """A ClientApp, or an app in a folder, of which only the latter can be pickled."""
 
-    def __init__(self, app: ClientApp | App | str | Path, run_config: RunConfig) -> None:
+    def __init__(
+        self,
+        app: ClientApp | App | str | Path,
+        run_config: RunConfig,
+        node_config: RunConfig | None = None,
+    ) -> None:
         self._client_app: ClientApp | None = None
         self._app: App | None = None
         if isinstance(app, ClientApp):
@@ -33,6 +38,7 @@ class InProcessApp:
         own: Mapping[str, Any] = self._app.config if self._app is not None else {}
         self.run_config: dict[str, Any] = {**own, **run_config}
         """`context.run_config` of every client."""
+        self._node_config = dict(node_config or {})
         self.num_clients = 0
         self._contexts: dict[int, Context] = {}
 
@@ -93,6 +99,7 @@ class InProcessApp:
         node_config: dict[str, Any] = {
             "partition-id": client,
             "num-partitions": max(1, self.num_clients),
+            **self._node_config,
         }
         return Context(_RUN_ID, client + 1, node_config, RecordDict(), dict(self.run_config))
 

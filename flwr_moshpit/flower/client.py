@@ -98,6 +98,9 @@ class FlowerTrainer:
         `@app.evaluate` over up to 10 clients takes its place.
     exclude : patterns of names
         Arrays that each client keeps for itself, as in `Layout.of`.
+    node_config : mapping, optional
+        `context.node_config` of the one client that trains on a device, over `partition-id` and
+        `num-partitions`.
 
     R-FAST needs gradients: a reply of `@app.train("gradient")` holds under "arrays" the mean
     gradient over one batch at the given parameters (arrays without one may be missing) and
@@ -113,8 +116,9 @@ class FlowerTrainer:
         initial: InitialModel | None = None,
         evaluate: EvaluateFn | None = None,
         exclude: Iterable[str] = (),
+        node_config: RunConfig | None = None,
     ) -> None:
-        self._calls = InProcessApp(app, run_config or {})
+        self._calls = InProcessApp(app, run_config or {}, node_config)
         self._carrier: Carrier = self._calls
         self._run_config = self._calls.run_config
         self._initial = initial

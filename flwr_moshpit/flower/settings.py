@@ -6,13 +6,26 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from flwr_moshpit.config import ALGORITHMS, Algorithm, RFast
+from flwr_moshpit.config import ALGORITHMS, RFast
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import TRAINER_KEYS
 from flwr_moshpit.settings import RUN_KEYS, RunSettings, algorithm_keys, gather
 
-OWN_KEYS = ("out",)
-"""Keys that only a run on Flower has."""
+OWN_KEYS: dict[str, Any] = {
+    "out": "",
+    "min-supernodes": 2,
+    "log-every-s": 60.0,
+    "budget-h": 168.0,
+    "resume": "",
+}
+"""Keys that only a run on Flower has, and their defaults.
+
+min-supernodes   on devices: begin when so many have come; later ones join a swarm that runs
+log-every-s      on devices: seconds between two looks at each peer; for each Flower starts a
+                 process there that takes seconds of a processor
+budget-h         on devices: hours after which a peer ends whom nobody has stopped
+resume           on devices: the id of a swarm that runs already, whose ServerApp was lost
+"""
 RFAST_STEPS = 10
 """Local epochs of R-FAST where nothing is said: each job is a call of Flower's engine."""
 
@@ -48,14 +61,27 @@ def flower_settings(run_config: Mapping[str, Any], num_nodes: int) -> RunSetting
     return gather(given, {}, {"peers": num_nodes})
 
 
+def own(run_config: Mapping[str, Any], key: str) -> Any:
+    """The value of one of `OWN_KEYS`. Raises ConfigError for one of the wrong kind."""
+    default = OWN_KEYS[key]
+    value = run_config.get(key, "")
+    if value == "":
+        return default
+    if isinstance(default, str):
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(f"{key} must be a number above 0, not {value!r}")
+    return type(default)(value)
+
+
+def budget_s(run_config: Mapping[str, Any]) -> float:
+    """How long a peer runs at most."""
+    return float(own(run_config, "budget-h")) * 3600
+
+
 def all_algorithm_keys() -> list[str]:
     return [key for name in ALGORITHMS for key in algorithm_keys(name)]
 
 
 def _takes_epochs(run_config: Mapping[str, Any]) -> bool:
     return run_config.get("topology") not in RFast.GRAPHS
-
-
-def steps_of(algorithm: Algorithm) -> int:
-    """Local steps between two exchanges."""
-    return int(getattr(algorithm, "local_steps", None) or getattr(algorithm, "steps", None) or 1)

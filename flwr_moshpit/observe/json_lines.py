@@ -31,8 +31,7 @@ class JsonLines:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("w", encoding="utf-8")
-        line = {"t": now, "peer": peer, "name": report.name, **report.values}
-        self._file.write(json.dumps(plain(line), separators=(",", ":"), allow_nan=False) + "\n")
+        self._file.write(json_line(now, peer, report))
 
     def close(self) -> None:
         if self._file is not None:
@@ -49,6 +48,12 @@ class JsonLines:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def json_line(now: float, peer: PeerId | None, report: Report) -> str:
+    """The line of one report, with its end."""
+    line = {"t": now, "peer": peer, "name": report.name, **report.values}
+    return json.dumps(plain(line), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:

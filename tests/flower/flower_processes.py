@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 FLWR_BIN = Path(sys.executable).parent
 
@@ -80,3 +87,150 @@ def flwr(env: dict[str, str], *arguments: str, cwd: Path, timeout_s: float) -> s
         check=False,
     )
     return done.stdout
+
+
+class Deployment:
+    """A SuperLink and SuperNodes of this machine, with TLS and node authentication."""
+
+    def __init__(self, env: dict[str, str], folder: Path) -> None:
+        self.env = env
+        self.folder = folder
+        self.address = f"127.0.0.1:{free_port()}"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        _make_certificates(folder)
+        (Path(env["FLWR_HOME"]) / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.address}"\n'
+            f'root-certificates = "{folder / "ca.crt"}"\n'
+        )
+
+    def start_superlink(self) -> None:
+        host, port = self.address.split(":")
+        self._start(
+            "superlink",
+            *("flower-superlink", "--host", host, "--port", port, "--enable-supernode-auth"),
+            *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
+            *("--ssl-certfile", str(self.folder / "server.crt")),
+            *("--ssl-keyfile", str(self.folder / "server.key")),
+            *("--database", str(self.folder / "superlink.db")),
+        )
+        wait_until(lambda: _answers(self.address), 120.0, "the SuperLink listens")
+
+    def register(self, number: int) -> None:
+        key = ec.generate_private_key(ec.SECP384R1())
+        (self.folder / f"node{number}").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.OpenSSH,
+                serialization.NoEncryption(),
+            )
+        )
+        public = self.folder / f"node{number}.pub"
+        public.write_bytes(
+            key.public_key().public_bytes(
+                serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+            )
+        )
+        said = flwr(
+            self.env, "supernode", "register", str(public), "here", cwd=self.folder, timeout_s=120
+        )
+        assert "egistered" in said, said
+
+    def start_supernode(self, number: int, of: int, node_config: str = "") -> None:
+        address = 'peer-address="127.0.0.1:0"' if "peer-address" not in node_config else ""
+        self._start(
+            f"supernode{number}",
+            *("flower-supernode", "--superlink", self.address),
+            *("--root-certificates", str(self.folder / "ca.crt")),
+            *("--auth-supernode-private-key", str(self.folder / f"node{number}")),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+            "--node-config",
+            f"partition-id={number} num-partitions={of} {address} {node_config}",
+        )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a program and to what it has started, but not to peers, who are detached."""
+        process = self._processes.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+
+    def run(self, app: Path, config: str, timeout_s: float = 900) -> str:
+        """What `flwr run --stream` says."""
+        arguments = ("run", str(app), "here", "--stream", "-c", config)
+        return flwr(self.env, *arguments, cwd=self.folder, timeout_s=timeout_s)
+
+    def _start(self, name: str, program: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(FLWR_BIN / program), *arguments],
+                env=self.env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+def wait_until(condition: Callable[[], object], limit_s: float, what: str) -> None:
+    """Poll, because other programs tell nobody; the cap is far above what is usual."""
+    ends_at = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < ends_at, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(0.2)
+
+
+def _answers(address: str) -> bool:
+    host, port = address.split(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+        return True
+    return False
+
+
+def _make_certificates(folder: Path) -> None:
+    """An authority and a certificate for 127.0.0.1, as an operator makes them with openssl."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    day = datetime.timedelta(days=1)
+
+    def named(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, name)])
+
+    def builder(subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(named(subject))
+            .issuer_name(named("authority"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - day)
+            .not_valid_after(now + day)
+        )
+
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    identifier = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+    ca = (
+        builder("authority", ca_key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    server = (
+        builder("superlink", key)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+            critical=False,
+        )
+        .sign(ca_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "ca.crt").write_bytes(ca.public_bytes(pem))
+    (folder / "server.crt").write_bytes(server.public_bytes(pem) + ca.public_bytes(pem))
+    (folder / "server.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from flwr_moshpit.observe.json_lines import plain
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.machine import Vector
+from flwr_moshpit.settings import RunSettings
 from flwr_moshpit.vector import Layout
 
 EVENTS, SUMMARY, MODEL = "events.jsonl", "summary.json", "model.npz"
@@ -113,3 +115,23 @@ def named_arrays(layout: Layout, vector: Vector) -> dict[str, Any]:
         for spec in layout.averaged
     ]
     return Layout(specs, (), layout.dtype.name).unflatten(vector)
+
+
+def described(settings: RunSettings) -> dict[str, Any]:
+    """What was run, for `SwarmResults.settings`."""
+    algorithm = settings.algorithm
+    names = [field.name for field in dataclasses.fields(algorithm)]
+    try:
+        here = version("flwr-moshpit")
+    except PackageNotFoundError:
+        here = None
+    return {
+        "algorithm": type(algorithm).__name__,
+        "algorithm_settings": {name: getattr(algorithm, name) for name in names},
+        "peers": settings.peers,
+        "seed": settings.seed,
+        "until_round": settings.rounds,
+        "dtype": settings.dtype,
+        "transport": "gRPC over mutual TLS, one process per peer and one per trainer",
+        "version": here,
+    }

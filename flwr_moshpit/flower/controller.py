@@ -1,0 +1,133 @@
+"""Ends a swarm whose run has ended before its time, as by `flwr stop`.
+
+From then on Flower delivers no message of the run, so this small process, which the ServerApp
+starts and which outlives it, tells the peers itself: a stop signed by the swarm's authority goes to
+one that can be dialled, and from there to all. It leaves them alone when the SuperLink has died,
+since nobody has stopped the run: they train on, and `resume` finds them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flwr_moshpit.errors import MoshpitError
+from flwr_moshpit.flower.peer_folder import is_alive
+from flwr_moshpit.flower.swarm import Swarm
+from flwr_moshpit.protocol.machine import PeerId
+from flwr_moshpit.runtime.control import Stop, ask
+
+POLL_S = 1.0
+STOP_S = 120.0
+"""How long it goes on trying to reach a peer."""
+_SUPERLINK = "flower-superlink"
+
+
+def watch_over(swarm: Swarm) -> None:
+    """Start the controller of `swarm` for the ServerApp in this process."""
+    command = [
+        *(sys.executable, "-m", "flwr_moshpit.flower.controller", swarm.id),
+        str(os.getpid()),
+        str(_ancestor(_SUPERLINK) or 0),
+        _superlink_address() or "-",
+    ]
+    with (swarm.path / "controller.log").open("ab") as log:
+        subprocess.Popen(
+            command,
+            cwd=swarm.path,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def control(
+    swarm: Swarm, server_app_lives: Callable[[], bool], superlink_lives: Callable[[], bool]
+) -> str:
+    """Wait for the end of the ServerApp and do what is to be done then; says what that was."""
+    while server_app_lives():
+        if swarm.is_over():
+            return "the run has ended as it should"
+        time.sleep(POLL_S)
+    if swarm.is_over():
+        return "the run has ended as it should"
+    if not superlink_lives():
+        return f'the SuperLink is gone: the peers go on, and resume = "{swarm.id}" finds them'
+    ends_at = time.monotonic() + STOP_S
+    while True:
+        told = stop_any(swarm, swarm.addresses())
+        if told is not None:
+            return f"the run was stopped: {told} has taken the swarm's stop and tells the others"
+        if time.monotonic() > ends_at:
+            return "the run was stopped, and no peer can be reached: they end by their budget"
+        time.sleep(POLL_S)
+
+
+def stop_any(swarm: Swarm, addresses: Mapping[PeerId, str]) -> PeerId | None:
+    """Give the stop to the first peer that takes it; which that was."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    text = Stop.signed(swarm.authority, time.time()).text.encode()
+    me = swarm.authority.issue(PeerId(f"asks-{secrets.token_hex(4)}"), 600.0)
+    for peer, address in addresses.items():
+        try:
+            asyncio.run(ask(me, address, "Stop", text))
+        except MoshpitError:
+            # It has ended, or cannot be dialled from here: another will do.
+            continue
+        return peer
+    return None
+
+
+def _ancestor(name: str) -> int | None:
+    """The process above this one whose command line has `name`, where /proc tells."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return None
+        if name in command:
+            return pid
+        pid = parent
+    return None
+
+
+def _superlink_address() -> str | None:
+    """As Flower has told it to this process."""
+    for option, value in zip(sys.argv, sys.argv[1:], strict=False):
+        if option == "--runtime-api-address":
+            return value
+    return None
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def main(swarm_id: str, server_app_pid: str, superlink_pid: str, superlink_address: str) -> int:
+    def superlink_lives() -> bool:
+        if int(superlink_pid):
+            return is_alive(int(superlink_pid), _SUPERLINK)
+        return _answers(superlink_address)
+
+    said = control(Swarm.load(swarm_id), lambda: is_alive(int(server_app_pid)), superlink_lives)
+    sys.stdout.write(said + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,344 @@
+"""The peers of one swarm as their ServerApp sees them: asked through Flower, never leaned on.
+
+A SuperNode answers a message in seconds, or not at all; its peer trains on either way. So every
+member has at most one message under way, nobody waits for anybody, and what is lost is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flwr_moshpit.errors import ConfigError, MoshpitError
+from flwr_moshpit.flower.compat import log
+from flwr_moshpit.flower.peer_actions import answer_of, ask_message
+from flwr_moshpit.flower.swarm import Swarm
+from flwr_moshpit.protocol.machine import PeerId
+
+POLL_S = 0.5
+NODES_S = 3.0
+"""Between two looks for new SuperNodes."""
+JOINING_S = 60.0
+"""How long the others may take to join once enough have."""
+LIVES_MAX = 5
+"""How often a peer that has died is started again."""
+CONTACTS_MAX = 16
+
+_TTL_S = {"join": 900.0, "start": 900.0, "status": 900.0, "result": 1800.0, "stop": 900.0}
+"""A message that expires too soon is asked again while the process for the first one still starts:
+on a busy device that would make it busier. The loss of a SuperNode is told by Flower after 60 s."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One SuperNode and its peer."""
+
+    node_id: int
+    state: str = "new"
+    """new, joined, running, finished, lost, refused."""
+    peer: PeerId | None = None
+    address: str = ""
+    public_pem: str = ""
+    client: int | None = None
+    num_clients: int | None = None
+    lives: int = 0
+    offset: int = 0
+    completed: int = 0
+    is_silent: bool = False
+    """Whether its SuperNode has not answered the last time."""
+    end: Mapping[str, Any] | None = None
+    asked: str = ""
+    """What is under way."""
+    next_at: float = 0.0
+    coverages: list[float] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.peer or f"SuperNode {self.node_id}"
+
+
+class Crew:
+    """Brings peers together, listens to them, and lets them go."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        swarm: Swarm,
+        *,
+        min_members: int,
+        log_every_s: float,
+        start: Mapping[str, Any],
+        rounds: int | None,
+        write: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`start`: what every peer is told beside its certificate and contacts. `write` takes the
+        lines that peers report."""
+        self._clock = clock
+        self._sleep = sleep
+        self.members: dict[int, Member] = {}
+        self._grid = grid
+        self._swarm = swarm
+        self._min_members = min_members
+        self._log_every_s = log_every_s
+        self._start = start
+        self._rounds = rounds
+        self._write = write
+        self._sent: dict[str, Member] = {}
+        self._nodes_at = 0.0
+        self._log_at = 0.0
+        self._logged = ""
+        self._enough_since: float | None = None
+        self._began = swarm.is_resumed
+
+    def run(self) -> None:
+        """Until every peer that can be heard has finished. Raises MoshpitError if none is left."""
+        while not self._is_over():
+            self._step()
+
+    def ask(self, member: Member, action: str, **asked: Any) -> Message | None:
+        """Ask one member and wait for its reply; None if there is none."""
+        while member.asked:
+            self._step()
+        self._send(member, action, **asked)
+        while member.asked:
+            for other, reply in self._replies():
+                if other is member:
+                    return None if reply.has_error() else reply
+                self._take(other, reply)
+            self._sleep(POLL_S)
+        return None
+
+    def stop(self) -> None:
+        """Let all peers end whose SuperNodes answer."""
+        reachable = [m for m in self.members.values() if m.peer and not m.is_silent]
+        while any(member.asked for member in reachable):
+            self._step()
+        for member in reachable:
+            self._send(member, "stop", peer=member.peer)
+        while any(member.asked for member in reachable):
+            for member, reply in self._replies():
+                if not reply.has_error():
+                    member.end = answer_of(reply)["end"] or member.end
+            self._sleep(POLL_S)
+
+    # One step
+
+    def _step(self) -> None:
+        now = self._clock()
+        if now >= self._nodes_at:
+            self._nodes_at = now + NODES_S
+            for node_id in self._grid.get_node_ids():
+                if node_id not in self.members:
+                    self.members[node_id] = Member(node_id)
+        for member in self.members.values():
+            if not member.asked and now >= member.next_at:
+                self._ask_next(member, now)
+        for member, reply in self._replies():
+            self._take(member, reply)
+        if now >= self._log_at:
+            self._log_at = now + self._log_every_s
+            self._log_new_state()
+        self._sleep(POLL_S)
+
+    def _ask_next(self, member: Member, now: float) -> None:
+        match member.state:
+            case "new":
+                self._send(member, "join")
+            case "joined" if self._may_begin(now):
+                self._send(member, "start", **self._orders(member))
+            case "running" | "finished":
+                self._send(member, "status", peer=member.peer, offset=member.offset)
+
+    def _send(self, member: Member, action: str, **asked: Any) -> None:
+        message = ask_message(member.node_id, action, _TTL_S[action], swarm=self._swarm.id, **asked)
+        [message_id] = self._grid.push_messages([message])
+        if message_id is None:
+            # The SuperNode has left in this very moment.
+            member.next_at = self._clock() + self._log_every_s
+            return
+        member.asked = action
+        self._sent[message_id] = member
+
+    def _replies(self) -> Iterator[tuple[Member, Message]]:
+        if not self._sent:
+            return
+        for reply in self._grid.pull_messages(list(self._sent)):
+            member = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if member is not None:
+                member.asked, member.next_at = "", self._clock() + self._log_every_s
+                yield member, reply
+
+    def _take(self, member: Member, reply: Message) -> None:
+        action = reply.metadata.message_type.partition(".")[2]
+        try:
+            answer = answer_of(reply)
+        except ConfigError as error:
+            self._fail(member, action, str(error))
+            return
+        if member.is_silent:
+            member.is_silent = False
+            log().info("the SuperNode of %s answers again", member.name)
+        if action == "join":
+            self._joined(member, answer)
+        elif action == "start":
+            member.state = "running"
+            assert member.peer is not None
+            self._swarm.note(member.peer, member.address)
+        elif action == "status":
+            self._told(member, answer)
+
+    def _fail(self, member: Member, action: str, reason: str) -> None:
+        if member.state == "new":
+            member.state = "refused"
+            log().error("SuperNode %d cannot join: %s", member.node_id, reason)
+        elif member.state == "joined":
+            member.state = "new"
+            log().warning("%s cannot start: %s", member.name, reason)
+        elif not member.is_silent:
+            member.is_silent = True
+            log().warning(
+                "the SuperNode of %s does not answer; its peer may go on without it (%s)",
+                member.name,
+                reason,
+            )
+
+    # What members answer
+
+    def _joined(self, member: Member, answer: Mapping[str, Any]) -> None:
+        peer = PeerId(answer["peer"])
+        for other in self.members.values():
+            if other is not member and other.peer == peer:
+                if other.is_silent or other.state == "lost":
+                    # The SuperNode came back under another id.
+                    del self.members[other.node_id]
+                    break
+                raise ConfigError(
+                    f"two SuperNodes say that they are {peer}: give each a partition-id of its own "
+                    "in --node-config"
+                )
+        member.peer, member.address = peer, answer["address"]
+        member.public_pem = answer["public-key"]
+        member.client, member.num_clients = answer["client"], answer["num-clients"]
+        member.lives += 1
+        member.state = "running" if answer["started"] else "joined"
+        member.next_at = 0.0
+        log().info("%s on %s listens on %s", peer, answer["host"], member.address)
+
+    def _told(self, member: Member, answer: Mapping[str, Any]) -> None:
+        member.offset = answer["offset"]
+        for line in answer["reports"].splitlines():
+            self._write(line + "\n")
+            self._note(member, json.loads(line))
+        member.end = answer["end"] or member.end
+        end = answer["end"]
+        if end is not None and end.get("finished") and member.state != "finished":
+            member.state = "finished"
+            log().info("%s has finished", member.name)
+        elif end is not None and "error" in end:
+            member.state = "lost"
+            log().error("%s has ended: %s", member.name, end["error"])
+        elif not answer["alive"] and not (end or {}).get("finished"):
+            self._revive(member)
+        if answer["reports"]:
+            # There may be more than one answer holds.
+            member.next_at = min(member.next_at, self._clock() + self._log_every_s)
+
+    def _revive(self, member: Member) -> None:
+        if member.lives >= LIVES_MAX:
+            member.state = "lost"
+            log().error("%s has died %d times: it is not started again", member.name, member.lives)
+            return
+        log().warning("%s has died: it is started again from its last checkpoint", member.name)
+        member.state, member.next_at = "new", 0.0
+
+    def _note(self, member: Member, report: Mapping[str, Any]) -> None:
+        match report["name"]:
+            case "round":
+                member.completed = int(report["round"]) + 1
+                member.coverages.append(float(report.get("coverage", 1.0)))
+                if "wait_s" in report:
+                    member.waits_s.append(float(report["wait_s"]))
+            case "training_failed":
+                log().error("%s: training failed: %s", member.name, report["error"])
+            case "peer" if report["status"] == "dead":
+                log().info("%s has lost sight of %s", member.name, report["peer"])
+
+    # Beginning and end
+
+    def _may_begin(self, now: float) -> bool:
+        if self._began:
+            return True
+        joined = [m for m in self.members.values() if m.state == "joined"]
+        if len(joined) < self._min_members:
+            return False
+        if self._enough_since is None:
+            self._enough_since = now
+        coming = any(member.state == "new" for member in self.members.values())
+        if coming and now < self._enough_since + JOINING_S:
+            return False
+        self._began = True
+        log().info("swarm %s: %d peers begin", self._swarm.id, len(joined))
+        return True
+
+    def _orders(self, member: Member) -> dict[str, Any]:
+        others = [m for m in self.members.values() if m is not member and m.address]
+        members = [m for m in self.members.values() if m.state in ("joined", "running")]
+        clients = [m.num_clients for m in self.members.values() if m.num_clients is not None]
+        client = member.client
+        if client is None:
+            client = list(self.members).index(member.node_id)
+        assert member.peer is not None
+        certificate = self._swarm.authority.sign(member.public_pem.encode(), member.peer)
+        return {
+            **self._start,
+            "peer": member.peer,
+            "certificate": certificate.decode(),
+            "authority": self._swarm.authority.certificate_pem.decode(),
+            "contacts": {m.peer: m.address for m in others[:CONTACTS_MAX]},
+            "client": client,
+            "num-clients": max([*clients, len(members), client + 1]),
+            "gather": len(members),
+        }
+
+    def _is_over(self) -> bool:
+        if not self._began:
+            states = [member.state for member in self.members.values()]
+            if states and all(state == "refused" for state in states):
+                raise MoshpitError("no SuperNode can join: see above")
+            return False
+        heard = [m for m in self.members.values() if not m.is_silent and m.state != "refused"]
+        if heard and all(member.state == "lost" for member in heard):
+            raise MoshpitError("no peer is left: see above")
+        left = [member for member in heard if member.state != "lost"]
+        return bool(left) and all(member.state == "finished" for member in left)
+
+    def _log_new_state(self) -> None:
+        state = self._state()
+        if state != self._logged:
+            self._logged = state
+            log().info("%s", state)
+
+    def _state(self) -> str:
+        running = [m for m in self.members.values() if m.state in ("running", "finished")]
+        if not running:
+            joined = sum(member.state == "joined" for member in self.members.values())
+            return f"{joined} of {self._min_members} SuperNodes have joined"
+        rounds = sorted(member.completed for member in running)
+        until = "" if self._rounds is None else f"/{self._rounds}"
+        coverages = [member.coverages[-1] for member in running if member.coverages]
+        coverage = f", coverage {100 * sum(coverages) / len(coverages):.0f} %" if coverages else ""
+        heard = sum(not member.is_silent for member in running)
+        # The closing sweep's rounds train nothing and are not counted.
+        completed = rounds[len(rounds) // 2]
+        if self._rounds is not None:
+            completed = min(completed, self._rounds)
+        return f"round {completed}{until}, {heard} of {len(self.members)} peers heard{coverage}"
