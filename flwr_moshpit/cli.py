@@ -163,8 +163,17 @@ def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "bench", help="measure this program against its bounds", allow_abbrev=False
     )
-    parser.add_argument("what", choices=["engine"], metavar="engine", help="the simulation engine")
-    parser.set_defaults(run=_bench)
+    benches = parser.add_subparsers(metavar="WHAT", required=True)
+    engine = benches.add_parser("engine", help="the simulation engine", allow_abbrev=False)
+    engine.set_defaults(run=_bench_engine)
+    allreduce = benches.add_parser(
+        "allreduce",
+        help="an average of real peers",
+        description="Eight real peers average over gRPC and mutual TLS on this machine, in turns "
+        "with bare gRPC and plain sockets. Takes a few minutes; wants two idle processors.",
+        allow_abbrev=False,
+    )
+    allreduce.set_defaults(run=_bench_allreduce)
 
 
 # Subcommands are imported when they run: `--help` should not wait for a framework to load.
@@ -213,7 +222,13 @@ def _devices(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bench(arguments: argparse.Namespace) -> int:
+def _bench_engine(arguments: argparse.Namespace) -> int:
     from flwr_moshpit.bench.engine import bench
+
+    return 0 if bench() else EXIT_FAILED
+
+
+def _bench_allreduce(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.bench.allreduce import bench
 
     return 0 if bench() else EXIT_FAILED

@@ -17,16 +17,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias
 
 from rich.console import Console
-from rich.table import Table
 
+from flwr_moshpit.bench.bounds import Bound, at_most, show
 from flwr_moshpit.bench.trainers import DriftTrainer, Stopwatch
 from flwr_moshpit.config import Moshpit, RFast
 from flwr_moshpit.errors import MoshpitError
 from flwr_moshpit.flower.app import load_app
-from flwr_moshpit.observe.text import scaled
 from flwr_moshpit.settings import gather
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.run import Simulation
@@ -44,10 +42,6 @@ class Figures:
     """Of `cpu_s`, inside the trainer."""
 
 
-Bound: TypeAlias = tuple[str, str, str, bool]
-"""(what, measured, bound, kept)."""
-
-
 def bench(console: Console | None = None) -> bool:
     """Run all cases, print each figure beside its bound, and return whether all are kept."""
     console = console or Console()
@@ -55,14 +49,7 @@ def bench(console: Console | None = None) -> bool:
     for name in CASES:
         console.print(f"running {name} ...", style="dim")
         figures[name] = _in_child(name)
-    bounds = judge(figures)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("", "measured", "bound", ""):
-        table.add_column(column, no_wrap=True)
-    for what, measured, bound, kept in bounds:
-        table.add_row(what, measured, bound, "kept" if kept else "[bold red]EXCEEDED")
-    console.print(table)
-    return all(kept for *_, kept in bounds)
+    return show(console, judge(figures))
 
 
 def judge(figures: dict[str, Figures]) -> list[Bound]:
@@ -70,9 +57,9 @@ def judge(figures: dict[str, Figures]) -> list[Bound]:
     thousand, large = figures["1000x10"], figures["10000x4"]
     share = figures["watch"].trainer_s / figures["watch"].cpu_s
     return [
-        _at_most("1,000 peers x 10 rounds, CPU", thousand.cpu_s, 10.0, "s"),
-        _at_most("10,000 peers x 4 rounds, CPU", large.cpu_s, 90.0, "s"),
-        _at_most("10,000 peers x 4 rounds, memory", large.peak_bytes, 4e9, "B"),
+        at_most("1,000 peers x 10 rounds, CPU", thousand.cpu_s, 10.0, "s"),
+        at_most("10,000 peers x 4 rounds, CPU", large.cpu_s, 90.0, "s"),
+        at_most("10,000 peers x 4 rounds, memory", large.peak_bytes, 4e9, "B"),
         _growth(figures, 1_000),
         _growth(figures, 10_000),
         (
@@ -108,11 +95,7 @@ def _growth(figures: dict[str, Figures], num_peers: int) -> Bound:
     small, large = figures["100x4"], figures[f"{num_peers}x4"]
     growth = (large.cpu_s / large.peer_rounds) / (small.cpu_s / small.peer_rounds)
     what = f"cost per peer-round, {num_peers:,} over 100 peers"
-    return _at_most(what, growth, math.log(num_peers) / math.log(100), "x")
-
-
-def _at_most(what: str, measured: float, bound: float, unit: str) -> Bound:
-    return (what, scaled(measured, unit), f"at most {scaled(bound, unit)}", measured <= bound)
+    return at_most(what, growth, math.log(num_peers) / math.log(100), "x")
 
 
 def _in_child(name: str) -> Figures:

@@ -116,8 +116,7 @@ def peer(
     compute = ProcessCompute(task)
     try:
         # Before there is an event loop, so that Ctrl-C ends it at once.
-        offer = compute.start()
-        running = asyncio.run(_run(peer_settings, compute, offer, place.out))
+        running = asyncio.run(_run(peer_settings, compute, compute.start(), place.out))
     finally:
         compute.close()
     driver = running.driver
@@ -141,6 +140,7 @@ async def _run(
         if events is not None:
             observers.append(events)
         running = Peer(settings, compute, offer, observers=observers, on_address=say_address)
+        del offer  # It holds a model, which the machine moves on from.
         await running.driver.run(signals=True)
     if running.stopped:
         console.print("stopped by the swarm's authority")

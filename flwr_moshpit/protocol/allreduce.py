@@ -47,6 +47,7 @@ from flwr_moshpit.protocol.messages import (
     Version,
     Waiting,
 )
+from flwr_moshpit.protocol.parts import Parts
 
 SILENCES_MAX = 3
 """Unanswered questions after which a member counts as lost even if the membership sees it live."""
@@ -91,7 +92,9 @@ class AllReduce:
         vector: Vector,
         alive: Callable[[PeerId], bool],
         now: float,
+        parts: Parts | None = None,
     ) -> None:
+        """`parts`: empty, of a group that is done: its memory is used again."""
         self.me = me
         self.group = named.group
         self.named = named
@@ -102,9 +105,11 @@ class AllReduce:
         self._alive = alive
         self._first = {member.peer: member for member in named.members}
         self._weights = {member.peer: member.weight for member in named.members}
-        self._parts: dict[int, dict[PeerId, Vector]] = {}
+        self.parts = Parts() if parts is None else parts
         self._pieces: dict[int, tuple[int, PeerId]] = {}
         self._averages: dict[int, Vector] = {}
+        """Pieces of this version's mean: views of `_mean`, unless one piece is all of it."""
+        self._mean = self._term = np.empty(0, vector.dtype)
         self._early: dict[Version, dict[int, tuple[PeerId, Vector]]] = {}
         self._sent_to: dict[int, PeerId] = {}
         self._promised = named.version
@@ -152,7 +157,13 @@ class AllReduce:
         return {"parts": list(parts), "averages": list(averages)}
 
     def start(self, now: float) -> list[Effect]:
-        return self._take_version(self.named, now)
+        effects = self._take_version(self.named, now)
+        mine = {at: end for at, (end, reducer) in self._pieces.items() if reducer == self.me}
+        if mine and not self.outcome:
+            senders = [p for p, weight in self._weights.items() if weight > 0 and p != self.me]
+            self.parts.expect(mine, senders, self._vector.dtype)
+            self._term = np.empty(max(end - at for at, end in mine.items()), self._vector.dtype)
+        return effects
 
     def handle(self, src: PeerId, message: Message, now: float) -> list[Effect]:
         """A message of this group. Whatever it says, `src` has shown that it lives."""
@@ -343,6 +354,8 @@ class AllReduce:
         if not self._pieces or len(self._weights) == 1:
             self._end(None, "nobody came" if len(self._weights) == 1 else NOTHING)
             return []
+        # A new one for each version: pieces of an earlier one may still be on their way to others.
+        self._mean = np.empty_like(self._vector)
         effects: list[Effect] = []
         for offset, (_, reducer) in self._pieces.items():
             if reducer == self.me:
@@ -379,7 +392,7 @@ class AllReduce:
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "part"})
             return [report, *self._lose(src, "unusable", now)]
-        self._parts.setdefault(part.offset, {})[src] = part.data
+        self.parts.put(part.offset, src, part.data)
         self._progress_at = now
         if piece[1] != self.me:
             return []
@@ -388,7 +401,7 @@ class AllReduce:
         return effects
 
     def _missing_parts(self, offset: int) -> list[PeerId]:
-        here = self._parts.get(offset, {})
+        here = self.parts.of(offset)
         return [
             peer
             for peer, weight in self._weights.items()
@@ -400,15 +413,20 @@ class AllReduce:
         if offset in self._averages or self._missing_parts(offset):
             return []
         end = self._pieces[offset][0]
-        parts = self._parts.get(offset, {})
+        parts = self.parts.of(offset)
         total = sum(self._weights.values())
-        average = np.zeros(end - offset, self._vector.dtype)
-        term = np.empty_like(average)
+        average, begun = self._mean[offset:end], False
+        if len(self._term) < len(average):
+            self._term = np.empty_like(average)
         for peer, weight in self._weights.items():
             if weight > 0:
                 data = self._vector[offset:end] if peer == self.me else parts[peer]
-                np.multiply(data, average.dtype.type(weight / total), out=term)
-                average += term
+                share = average.dtype.type(weight / total)
+                out = self._term[: len(average)] if begun else average
+                np.multiply(data, share, out=out)
+                if begun:
+                    average += out
+                begun = True
         average.setflags(write=False)
         self._averages[offset] = average
         message = Average(self.group, self.named.version, offset, average)
@@ -434,10 +452,19 @@ class AllReduce:
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "average"})
             return [report, *self._lose(src, "unusable", now)]
-        self._averages[message.offset] = message.data
+        self._averages[message.offset] = self._kept(message)
         self._progress_at = now
         self._check_done()
         return []
+
+    def _kept(self, message: Average) -> Vector:
+        """The data of `message`, out of the buffer it came in, which is larger and not needed."""
+        if len(message.data) == len(self._mean):
+            return message.data
+        piece = self._mean[message.offset : message.offset + len(message.data)]
+        piece[:] = message.data
+        piece.setflags(write=False)
+        return piece
 
     def _on_fetch(self, src: PeerId, message: Fetch) -> list[Effect]:
         if self.outcome and message.version != self._version:
@@ -461,11 +488,8 @@ class AllReduce:
     def _check_done(self) -> None:
         if self.outcome or self._is_frozen or len(self._averages) < len(self._pieces):
             return
-        if len(self._averages) == 1:
-            average = self._averages[0]
-        else:
-            average = np.concatenate([self._averages[offset] for offset in sorted(self._averages)])
-            average.setflags(write=False)
+        average = self._averages[0] if len(self._averages) == 1 else self._mean
+        average.setflags(write=False)
         self._end(average, "")
 
     def _end(self, average: Vector | None, reason: str, lost_track: bool = False) -> None:
@@ -479,11 +503,11 @@ class AllReduce:
             reason,
             lost_track,
         )
-        self._parts.clear()
+        self.parts.clear()
         self._averages = {}
         self._early.clear()
         self._ballot = None
-        self._vector = self._vector[:0]
+        self._vector = self._mean = self._term = np.empty(0, self._vector.dtype)
 
     # Losses and versions
 

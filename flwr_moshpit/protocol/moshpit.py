@@ -98,6 +98,7 @@ from flwr_moshpit.protocol.messages import (
     Waiting,
     WhichPlan,
 )
+from flwr_moshpit.protocol.parts import Parts
 from flwr_moshpit.protocol.planning import PLAN_KEY, Planner
 from flwr_moshpit.protocol.seat import Seat, round_values
 from flwr_moshpit.protocol.state_transfer import Donor, Joiner, denial
@@ -162,6 +163,7 @@ class MoshpitPeer:
         self._planner = Planner(me.peer, config)
         self._seats: list[Seat] = []
         self._groups: dict[GroupId, AllReduce] = {}
+        self._spare_parts: list[Parts] = []
         self._past_groups: dict[GroupId, bool] = {}
         """Groups that I can serve no more, and those that I declined: whether I was in it."""
         self._absent: dict[PeerId, None] = {}
@@ -520,6 +522,8 @@ class MoshpitPeer:
         for seat in self._seats:
             outcome = seat.outcome
             assert outcome is not None
+            if seat.allreduce is not None:
+                self._spare_parts.append(seat.allreduce.parts)
             if seat.allreduce is not None and seat.averaged:
                 self._left_out.update(seat.allreduce.left_out)
             if outcome.average is not None:
@@ -553,14 +557,17 @@ class MoshpitPeer:
         """Groups and lobbies that nobody can ask about any more."""
         oldest = self.round - KEPT_ROUNDS
         for group in [group for group in self._groups if group.key.round < oldest]:
-            outcome = self._groups.pop(group).outcome
-            self._past_groups[group] = outcome is not None and outcome.average is not None
+            self._drop_group(group)
         while len(self._past_groups) > PAST_GROUPS_MAX:
             del self._past_groups[next(iter(self._past_groups))]
         for group in [group for group in self._early if group.key.round < self.round]:
             del self._early[group]
         self._rendezvous.forget_before(min(oldest, self._rendezvous.latest_round - KEPT_ROUNDS))
         self._donor.forget_idle(now)
+
+    def _drop_group(self, group: GroupId) -> None:
+        outcome = self._groups.pop(group).outcome
+        self._past_groups[group] = outcome is not None and outcome.average is not None
 
     # Messages
 
@@ -710,7 +717,9 @@ class MoshpitPeer:
             report = Report("refused", {"peer": src, "reason": reason, "what": "group"})
             return [report, *self._decline(named)]
         seat.retry_at, seat.grouped_at = None, now
-        seat.allreduce = AllReduce(self.me, named, seat.vector, self._seems_alive, now)
+        self._let_go(named)
+        parts = self._spare_parts.pop() if self._spare_parts else Parts()
+        seat.allreduce = AllReduce(self.me, named, seat.vector, self._seems_alive, now, parts)
         self._groups[named.group] = seat.allreduce
         effects: list[Effect] = []
         if not self._trains_in(self.round + 1):
@@ -721,6 +730,14 @@ class MoshpitPeer:
         for early_src, message in self._early.pop(named.group, []):
             effects += seat.allreduce.handle(early_src, message, now)
         return effects
+
+    def _let_go(self, named: GroupNamed) -> None:
+        """Results that nobody can miss any more, because all who had a part in them are here."""
+        here = dict.fromkeys(member.peer for member in named.members)
+        for group, known in list(self._groups.items()):
+            earlier = group.key.round < named.group.key.round and known.outcome is not None
+            if earlier and all(peer in here for peer in known.named.ranks):
+                self._drop_group(group)
 
     def _on_group_message(
         self, src: PeerId, group: GroupId, message: Message, now: float

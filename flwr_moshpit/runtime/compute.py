@@ -139,6 +139,8 @@ class JobThread:
             number += 1
             if not self._closed:
                 self._answer(answer)
+            # Each holds a model, which would stay until the next job.
+            del job, answer
 
     def _carry_out(self, job_id: JobId, job: Job, number: int) -> Answer:
         try:

@@ -131,17 +131,24 @@ class Link:
 
     async def _read(self) -> None:
         try:
-            while (raw := await self._pipe.read()) is not None:
-                self.received_bytes += len(raw)
-                self.receiver.on_frame(raw)
-                if self.is_draining and not self.sender.flushing:
-                    self.flush()
+            while self._take(await self._pipe.read()):
+                pass
             self.end("the peer is gone", well=self.is_retiring)
         except ConnectionError as error:
             self.end(str(error) or "broken")
         except Breach as error:
             self._door.refuse(error, self._peer)
             self.end(f"refused: {error}")
+
+    def _take(self, raw: bytes | None) -> bool:
+        """Whether there may be more. Nothing holds the frame afterwards, which may be large."""
+        if raw is None:
+            return False
+        self.received_bytes += len(raw)
+        self.receiver.on_frame(raw)
+        if self.is_draining and not self.sender.flushing:
+            self.flush()
+        return True
 
     async def _write(self) -> None:
         try:
@@ -150,6 +157,7 @@ class Link:
                 if raw is not None:
                     self.sent_bytes += len(raw)
                     await self._pipe.write(raw)
+                    del raw
                 elif self.is_draining and self._all_has_arrived:
                     self.end("drained", well=True)
                     return

@@ -63,7 +63,7 @@ class MachineThread:
         fail: Callable[[Exception], None],
         recorder: Recorder | None = None,
     ) -> None:
-        self._build = build
+        self._build: Callable[[], Machine] | None = build
         self._carry_out = carry_out
         self._fail = fail
         self._recorder = recorder
@@ -97,8 +97,11 @@ class MachineThread:
     # In the thread
 
     def _run(self) -> None:
+        assert self._build is not None
         try:
             machine = self._build()
+            # It holds a model that the machine will have moved on from.
+            self._build = None
             while (item := self._next(machine)) is not None:
                 if isinstance(item, _Told):
                     self._hand_over(machine, item)
@@ -148,10 +151,16 @@ class MachineThread:
                 self._jobs[effect.job_id] = None
             elif isinstance(effect, Cancel):
                 self._jobs.pop(effect.job_id, None)
+        if effects or told.taken is not None:
+            # One call for both: each wakes the loop up.
+            self._loop.call_soon_threadsafe(self._hand_back, effects, told.taken)
+
+    def _hand_back(self, effects: list[Effect], taken: Taken) -> None:
+        """On the loop."""
         if effects:
-            self._loop.call_soon_threadsafe(self._carry_out, effects)
-        if told.taken is not None:
-            self._loop.call_soon_threadsafe(_settle, told.taken, None)
+            self._carry_out(effects)
+        if taken is not None:
+            _settle(taken, None)
 
     def _answer(self, machine: Machine, asked: _Asked) -> None:
         try:

@@ -51,8 +51,10 @@ class Pacer:
         return max(1 << 14, self.window_bytes // 4)
 
     def wants_receipt(self, num_bytes: int) -> bool:
-        """Whether the next frame, of `num_bytes`, should ask for a receipt."""
-        return self._unasked_bytes + num_bytes >= self.window_bytes // 4
+        """Whether the next frame, of `num_bytes`, should ask for a receipt. One costs as much as a
+        small message, and where the window cannot grow there is less to learn from it."""
+        share = 2 if self.window_bytes == self._most_bytes else 4
+        return self._unasked_bytes + num_bytes >= self.window_bytes // share
 
     def sent(self, sequence: int, num_bytes: int, asks: bool, now: float) -> None:
         self._last = sequence

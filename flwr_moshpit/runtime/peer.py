@@ -80,7 +80,7 @@ class Peer:
         listens, as soon as it does. `wrap`: puts something around the machine, to watch it. Raises
         ConfigError for a state of another peer, or a folder or file that cannot be written."""
         self._settings = settings
-        self._offer = offer
+        self._offer: Offer | None = offer
         self._on_address = on_address
         self._began_at = time.monotonic()
         self._wrap = wrap
@@ -215,14 +215,17 @@ class Peer:
         return Membership(info, address, self._contacts, rng)
 
     def _make(self, info: PeerInfo, view: View) -> Buildable:
-        settings = self._settings
+        settings, offer = self._settings, self._offer
+        assert offer is not None
         recipe = Recipe(
             settings.algorithm,
             info,
-            self._offer.params,
+            offer.params,
             view,
             (settings.seed, settings.task.client),
-            self._offer.schema,
+            offer.schema,
             self._state,
         )
+        # Both hold a model that the machine will have moved on from.
+        self._offer = self._state = None
         return self._wrap(recipe)

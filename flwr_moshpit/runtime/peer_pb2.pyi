@@ -38,26 +38,26 @@ DEAD: Status
 LEFT: Status
 
 class Frame(_message.Message):
-    __slots__ = ("version", "data", "sequence", "receipt_wanted", "hello", "envelope", "more", "receipt", "bye")
+    __slots__ = ("version", "data", "sequence", "receipt_wanted", "receipt", "hello", "envelope", "more", "bye")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_WANTED_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
     version: int
     data: bytes
     sequence: int
     receipt_wanted: bool
+    receipt: Receipt
     hello: Hello
     envelope: Envelope
     more: Lane
-    receipt: Receipt
     bye: Bye
-    def __init__(self, version: _Optional[int] = ..., data: _Optional[bytes] = ..., sequence: _Optional[int] = ..., receipt_wanted: bool = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., more: _Optional[_Union[Lane, str]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., data: _Optional[bytes] = ..., sequence: _Optional[int] = ..., receipt_wanted: bool = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., more: _Optional[_Union[Lane, str]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("swarm", "src", "dst", "incarnation", "first_sequence", "window_bytes")

@@ -60,7 +60,7 @@ class _Lane:
     @property
     def owes(self) -> bool:
         """Whether enough was taken for a receipt of its own."""
-        return 4 * self.grantable_bytes >= self.window_bytes
+        return 2 * self.grantable_bytes >= self.window_bytes
 
     @property
     def grantable_bytes(self) -> int:
@@ -110,13 +110,13 @@ class Receiver:
         if frame.sequence != self._sequence:
             raise Breach("sequence", f"{frame.sequence} instead of {self._sequence}")
         self._sequence += 1
+        if frame.HasField("receipt"):
+            self.on_receipt(frame.receipt)
         match frame.WhichOneof("kind"):
             case "envelope":
                 self._on_envelope(frame.envelope, data, len(raw))
             case "more":
                 self._on_more(frame.more, data, len(raw))
-            case "receipt":
-                self.on_receipt(frame.receipt)
             case "bye":
                 self.bye = frame.bye.reason[:128]
             case "hello":

@@ -54,9 +54,14 @@ class Sender:
 
     def next_frame(self, now: float) -> bytes | None:
         """None when there is nothing to say, or it has to wait for a receipt."""
-        receipt = self._receipt()
-        if receipt is not None:
-            return self._pack(pb.Frame(receipt=receipt), now)
+        frame = self._next_message(now)
+        if frame is None:
+            receipt = self._receipt()
+            if receipt is not None:
+                return self._pack(pb.Frame(receipt=receipt), now)
+        return frame
+
+    def _next_message(self, now: float) -> bytes | None:
         if self.may_begin:
             frame = self._datagram(now)
             if frame is not None:
@@ -134,6 +139,10 @@ class Sender:
         size = sum(map(len, data)) + frame.envelope.ByteSize() if data is not None else 0
         frame.receipt_wanted = frame.receipt_wanted or self.pacer.wants_receipt(size)
         frame.sequence = self._sequence
+        if not frame.HasField("receipt"):
+            receipt = self._receipt()
+            if receipt is not None:
+                frame.receipt.CopyFrom(receipt)
         raw = pack(frame, data or ())
         self.pacer.sent(self._sequence, size, frame.receipt_wanted, now)
         self._sequence += 1

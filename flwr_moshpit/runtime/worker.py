@@ -12,13 +12,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from flwr_moshpit.errors import ConfigError, MoshpitError, TrainerError
-from flwr_moshpit.protocol.machine import PeerId, Report, Vector
+from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.driver import Buildable
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trace import Recipe
@@ -37,6 +37,13 @@ class Go:
 @dataclass(frozen=True, slots=True)
 class TellModel:
     """Answered by a `Model`, if there is one already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Another `Start` for the machine, which has finished."""
+
+    start: Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,8 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The machine has done its own work; the peer goes on serving others."""
+    """The machine has done its own work, for the first time or after a `Proceed`; the peer goes on
+    serving others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +195,23 @@ class _Worker:
                 on_address=lambda address: self.tell(Listening(address)),
                 wrap=self._watcher.wrap,
             )
-            finished = loop.create_task(self._tell_finished(peer))
+            del offer  # It holds a model, which the machine moves on from.
+            self._spawn(self._tell_finished(peer))
             try:
                 await peer.driver.run()
             finally:
-                finished.cancel()
+                for task in self._tasks:
+                    task.cancel()
             last = peer.driver.last_model
             self.tell(Ended(peer.transport.sent_bytes, None if last is None else Model(*last)))
         finally:
             loop.remove_reader(self._pipe.fileno())
             await asyncio.to_thread(compute.close)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     def _on_command(self) -> None:
         try:
@@ -209,9 +224,12 @@ class _Worker:
                 self._contacts = command.contacts
                 self._going.set()
             case TellModel():
-                task = asyncio.get_running_loop().create_task(self._tell_model())
-                self._tasks[task] = None
-                task.add_done_callback(self._tasks.pop)
+                self._spawn(self._tell_model())
+            case Proceed():
+                if self._peer is not None:
+                    self._peer.driver.finished.clear()
+                    self._peer.driver.tell(command.start)
+                    self._spawn(self._tell_finished(self._peer))
             case End():
                 self._ending = True
                 self._going.set()
