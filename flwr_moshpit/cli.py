@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_compare(commands)
     _add_devices(commands)
+    _add_probe(commands)
+    _add_doctor(commands)
     add_network_commands(commands)
     _add_bench(commands)
     return parser
@@ -159,6 +161,34 @@ def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.set_defaults(run=_devices)
 
 
+def _add_probe(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "probe",
+        help="measure this device, and write its profile",
+        description="Measure how fast this device computes, trains and copies, and write a "
+        "profile that `simulate --catalogue` takes.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="of the device (this host's)")
+    add("--out", type=Path, metavar="FILE", help="where the profile goes (NAME.toml)")
+    add("--link", metavar="LINK", help="of the catalogue: the link is not measured (fixed-us)")
+    add("--power-w", type=float, metavar="W", help="while it trains, where no tool tells")
+    add("--idle-w", type=float, metavar="W", help="while it does not")
+    parser.set_defaults(run=_probe)
+
+
+def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "doctor", help="what is missing on this device, and the cure", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--bind", default="0.0.0.0:0", metavar="HOST:PORT", help="to be listened on"
+    )
+    parser.set_defaults(run=_doctor)
+
+
 def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "bench", help="measure this program against its bounds", allow_abbrev=False
@@ -213,6 +243,21 @@ def _compare(arguments: argparse.Namespace) -> int:
         flags={key.replace("_", "-"): value for key, value in given.items()},
     )
     return EXIT_INTERRUPTED if comparison.interrupted else 0
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.probe import probe
+
+    given = dict(vars(arguments))
+    del given["run"]
+    probe(**given)
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.commands.doctor import doctor
+
+    return 0 if doctor(bind=arguments.bind) else EXIT_FAILED
 
 
 def _devices(arguments: argparse.Namespace) -> int:
