@@ -204,7 +204,7 @@ def _cells(point: Point) -> tuple[str, ...]:
         str(point.alive),
         number(point.accuracy, ".4f"),
         number(point.loss, ".4g"),
-        number(point.consensus_relative, ".1e"),
+        number(point.consensus_distance, ".1e"),
         scaled(point.bytes, "B"),
         scaled(point.joules, "J"),
     )
