@@ -16,7 +16,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from flwr_moshpit.observe.observer import Observer
@@ -167,6 +167,12 @@ class Driver:
     def move(self, address: str) -> None:
         """From now others reach this peer at `address`, "host:port"."""
         self._tell_membership(Renewed(self.membership.claim.info, address))
+
+    def set_uplink(self, bytes_per_s: float) -> None:
+        """What others should reckon with when they divide work up."""
+        mine = self.membership.claim
+        info = replace(mine.info, uplink_bytes_per_s=bytes_per_s)
+        self._tell_membership(Renewed(info, mine.address))
 
     def publish(self, record: Record) -> None:
         """Spread a record of the host's own. Raises ValueError for one that cannot be spread."""

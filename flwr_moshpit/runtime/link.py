@@ -16,6 +16,7 @@ from flwr_moshpit.runtime.greeting import Doorkeeper, Greeting
 from flwr_moshpit.runtime.outbox import Outbox
 from flwr_moshpit.runtime.receiver import Deliver, Receiver
 from flwr_moshpit.runtime.sender import Sender
+from flwr_moshpit.runtime.uplink import UplinkMeter
 from flwr_moshpit.runtime.wire import Limits
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Link:
         limits: Limits,
         deliver: Deliver,
         door: Doorkeeper,
+        uplink: UplinkMeter,
         *,
         dialled: bool,
     ) -> None:
@@ -54,6 +56,7 @@ class Link:
         self._pipe = pipe
         self._outbox = outbox
         self._door = door
+        self._uplink = uplink
         self._peer = theirs.src
         self._awake = asyncio.Event()
         self._end = asyncio.Event()
@@ -126,6 +129,7 @@ class Link:
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(outcome, Exception):
                     log.error("a link has failed", exc_info=outcome)
+            self._uplink.lost(self.sender.pacer.under_way_bytes)
             await self._pipe.close()
             self.ended.set()
 
@@ -153,7 +157,9 @@ class Link:
     async def _write(self) -> None:
         try:
             while True:
+                before = self.sender.pacer.under_way_bytes
                 raw = self._next_frame()
+                self._tell_uplink(before)
                 if raw is not None:
                     self.sent_bytes += len(raw)
                     await self._pipe.write(raw)
@@ -184,5 +190,12 @@ class Link:
         return self.sender.is_idle and not self._outbox
 
     def _on_receipt(self, receipt: pb.Receipt) -> None:
+        before = self.sender.pacer.under_way_bytes
         self.sender.on_receipt(receipt, self._now())
+        self._tell_uplink(before)
         self.wake()
+
+    def _tell_uplink(self, before: int) -> None:
+        change = self.sender.pacer.under_way_bytes - before
+        if change:
+            self._uplink.changed(change, self._now())

@@ -86,6 +86,11 @@ class Mesh:
         return len(self._around.links)
 
     @property
+    def uplink_bytes_per_s(self) -> float | None:
+        """As measured; None while there was never enough to send."""
+        return self._around.uplink.bytes_per_s
+
+    @property
     def sent_bytes(self) -> int:
         """All that was handed to the network, before encryption."""
         return self._around.sent_bytes + sum(link.sent_bytes for link in self._around.links)

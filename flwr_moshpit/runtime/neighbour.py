@@ -16,6 +16,7 @@ from flwr_moshpit.runtime.frames import Breach
 from flwr_moshpit.runtime.greeting import BUSY, Doorkeeper, Greeting
 from flwr_moshpit.runtime.link import Link
 from flwr_moshpit.runtime.outbox import Outbox
+from flwr_moshpit.runtime.uplink import UplinkMeter
 from flwr_moshpit.runtime.wire import Limits
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Surroundings:
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     dialable: bool
     """Whether others can dial this peer."""
+    uplink: UplinkMeter = field(default_factory=UplinkMeter)
     links: dict[Link, Neighbour] = field(default_factory=dict)
     """All that run, also those that are retired or replaced."""
     is_closed: bool = False
@@ -231,7 +233,15 @@ class Neighbour:
             self._lose()
         deliver = functools.partial(around.deliver, self.peer)
         link = Link(
-            pipe, mine, theirs, self.outbox, around.limits, deliver, around.door, dialled=dialled
+            pipe,
+            mine,
+            theirs,
+            self.outbox,
+            around.limits,
+            deliver,
+            around.door,
+            around.uplink,
+            dialled=dialled,
         )
         self.link = link
         around.links[link] = self

@@ -33,7 +33,10 @@ SPREAD_S = 1.0
 for each fourfold of the peers."""
 
 LOOK_S = 1.0
-"""How often a peer that listens anywhere looks at which address of its device others reach it."""
+"""How often a peer looks at what its line carries and, if it listens anywhere, at which address of
+its device others reach it."""
+NEWS = 1.25
+"""A line that carries so many times more or less than others were told is worth telling."""
 LOOKED_AT = 3
 """Ways to so many others are looked up for it."""
 
@@ -150,6 +153,7 @@ class Peer:
             "phase": state.get("phase"),
             "phase_s": None if not began_at else time.monotonic() - began_at,
             "waits_for": plain(state.get("waits_for", [])),
+            "uplink_bytes_per_s": self.transport.uplink_bytes_per_s,
             "refused": dict(self.transport.refusals),
         }
 
@@ -183,8 +187,16 @@ class Peer:
         }
 
     def _look_around(self) -> None:
-        """Follow this device to another address."""
+        """What has changed about this device: tell others."""
         asyncio.get_running_loop().call_later(LOOK_S, self._look_around)
+        measured = self.transport.uplink_bytes_per_s
+        known = self.driver.membership.claim.info.uplink_bytes_per_s
+        if measured is not None and not (known and 1 / NEWS < measured / known < NEWS):
+            self.driver.set_uplink(measured)
+        if self._roams:
+            self._follow_address()
+
+    def _follow_address(self) -> None:
         membership = self.driver.membership
         others = [at for peer, at in membership.addresses.items() if peer != membership.me and at]
         address = self._here(self._address, [*others[:LOOKED_AT], *self._contacts.values()])
@@ -206,7 +218,7 @@ class Peer:
     def _join(self, address: str) -> Membership:
         if self._roams:
             address = self._address = self._here(address, self._contacts.values())
-            asyncio.get_running_loop().call_later(LOOK_S, self._look_around)
+        asyncio.get_running_loop().call_later(LOOK_S, self._look_around)
         if address:
             self._on_address(address)
         settings = self._settings

@@ -24,7 +24,6 @@ from flwr_moshpit.runtime.trace import Recipe
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
 from tests.trainers import QuadraticTrainer
 
-DIM = 20_000
 SAID = ("round", "peer", "stalled", "refused", "training_failed", "joined", "attached", "group")
 
 
@@ -39,13 +38,14 @@ class Options:
     dialable: bool = True
     algorithm: Mapping[str, Any] = field(default_factory=lambda: {"local_steps": 2})
     until_round: int | None = None
+    dim: int = 20_000
     train_s: float = 0.0
     """How long a training job takes, at least."""
 
 
 class Trainer(QuadraticTrainer):
-    def __init__(self, train_s: float) -> None:
-        super().__init__(DIM, num_examples=[10, 20, 30])
+    def __init__(self, dim: int, train_s: float) -> None:
+        super().__init__(dim, num_examples=[10, 20, 30])
         self._train_s = train_s
 
     def train(self, client: int, params: Vector, num_steps: int, seed: int) -> Trained:
@@ -80,7 +80,7 @@ def obey() -> None:
 async def run(options: Options) -> None:
     index, state = options.index, Path(options.folder) / f"state{options.index}"
     has_state = state.exists()
-    make_trainer = functools.partial(Trainer, options.train_s)
+    make_trainer = functools.partial(Trainer, options.dim, options.train_s)
     task = Task(make_trainer, index, options.num_peers, seed=(index, int(has_state)))
     compute = ProcessCompute(task)
     offer = await asyncio.to_thread(compute.start)

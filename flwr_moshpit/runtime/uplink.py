@@ -1,0 +1,55 @@
+"""How fast this peer's line takes what it sends, seen from when receivers say that they have it.
+
+While enough is under way the line is what holds everything up, so what arrives in a second then is
+what it carries. Where one receiver is slower than the line it is less; of several measurements the
+best one counts, and old ones are forgotten, because lines change.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 1.0
+"""One measurement takes so long, at least."""
+FULL_BYTES = 1 << 16
+"""With less than this under way the line may be idle."""
+KEPT = 20
+
+
+class UplinkMeter:
+    """Told of every byte that a peer sends on any link."""
+
+    def __init__(self) -> None:
+        self._under_way_bytes = 0
+        self._arrived_bytes = 0
+        self._began_at: float | None = None
+        """When the measurement under way began; None: too little is under way."""
+        self._measured: deque[float] = deque(maxlen=KEPT)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None as long as there was never enough to send."""
+        return max(self._measured, default=None)
+
+    def changed(self, num_bytes: int, now: float) -> None:
+        """So many more bytes are under way on some link; fewer, if negative, because these have
+        arrived."""
+        self._under_way_bytes += num_bytes
+        if num_bytes < 0 and self._began_at is not None:
+            self._arrived_bytes -= num_bytes
+            passed_s = now - self._began_at
+            if passed_s >= WINDOW_S:
+                self._measured.append(self._arrived_bytes / passed_s)
+                self._begin(now)
+        if self._under_way_bytes < FULL_BYTES:
+            self._began_at = None
+        elif self._began_at is None:
+            self._begin(now)
+
+    def lost(self, num_bytes: int) -> None:
+        """So many bytes were under way on a link that is no more."""
+        self._under_way_bytes -= num_bytes
+        self._began_at = None
+
+    def _begin(self, now: float) -> None:
+        self._began_at, self._arrived_bytes = now, 0

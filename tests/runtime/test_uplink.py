@@ -1,0 +1,60 @@
+"""What a line carries, from what arrives."""
+
+from __future__ import annotations
+
+import pytest
+
+from flwr_moshpit.runtime.uplink import FULL_BYTES, KEPT, UplinkMeter
+
+CHUNK = FULL_BYTES
+
+
+def send(meter: UplinkMeter, rate: float, seconds: float, began_at: float = 0.0) -> float:
+    """A line of `rate` with three chunks under way at any time; returns when that ends."""
+    now = began_at
+    meter.changed(3 * CHUNK, now)
+    for _ in range(int(rate * seconds / CHUNK)):
+        now += CHUNK / rate
+        meter.changed(-CHUNK, now)
+        meter.changed(CHUNK, now)
+    for _ in range(3):
+        now += CHUNK / rate
+        meter.changed(-CHUNK, now)
+    return now
+
+
+@pytest.mark.parametrize("rate", [50e3, 1e6, 100e6])
+def test_a_line_that_is_kept_busy_is_measured(rate: float) -> None:
+    meter = UplinkMeter()
+    send(meter, rate, 10.0)
+    assert meter.bytes_per_s == pytest.approx(rate, rel=0.1)
+
+
+def test_what_does_not_fill_the_line_says_nothing_of_it() -> None:
+    meter = UplinkMeter()
+    for k in range(1000):
+        meter.changed(200, 0.1 * k)
+        meter.changed(-200, 0.1 * k + 0.05)
+    assert meter.bytes_per_s is None
+    now = send(meter, 1e6, 0.5, began_at=100.0)
+    assert meter.bytes_per_s is None, "too short to tell"
+    send(meter, 1e6, 3.0, began_at=now + 60)
+    assert meter.bytes_per_s == pytest.approx(1e6, rel=0.1)
+
+
+def test_the_best_of_the_last_counts() -> None:
+    meter = UplinkMeter()
+    now = send(meter, 1e6, 5.0)
+    now = send(meter, 2e5, 5.0, began_at=now)
+    assert meter.bytes_per_s == pytest.approx(1e6, rel=0.1), "one slow receiver is not the line"
+    send(meter, 2e5, KEPT * 1.5, began_at=now)
+    assert meter.bytes_per_s == pytest.approx(2e5, rel=0.1)
+
+
+def test_a_link_that_is_lost_takes_its_bytes_along() -> None:
+    meter = UplinkMeter()
+    meter.changed(5 * CHUNK, 0.0)
+    meter.lost(5 * CHUNK)
+    meter.changed(200, 1.0)
+    meter.changed(-200, 9.0)
+    assert meter.bytes_per_s is None
