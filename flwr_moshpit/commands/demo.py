@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from flwr_moshpit.commands.app_trainer import make_app_trainer
 from flwr_moshpit.commands.swarm import local_peers, swarm_settings
 from flwr_moshpit.commands.swarm_run import SwarmRun
 from flwr_moshpit.commands.swarm_table import SwarmTable
 from flwr_moshpit.errors import MoshpitError
 from flwr_moshpit.flower.app import load_app
+from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.swarm_results import SwarmResults
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime.local_swarm import LocalSwarm

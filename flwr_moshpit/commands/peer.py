@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from flwr_moshpit.commands.app_trainer import make_app_trainer
 from flwr_moshpit.commands.ca import parse_contacts
 from flwr_moshpit.commands.swarm import swarm_settings
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import load_app
+from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.observe.swarm_results import EVENTS, MODEL, named_arrays

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from flwr_moshpit.commands.app_trainer import make_app_trainer
 from flwr_moshpit.commands.swarm_run import SwarmRun
 from flwr_moshpit.commands.swarm_table import SwarmTable
 from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.app import App, load_app
+from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.folder import next_run
 from flwr_moshpit.observe.swarm_results import EVENTS, SwarmResults
 from flwr_moshpit.protocol.machine import PeerId, Start

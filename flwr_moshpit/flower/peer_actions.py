@@ -114,8 +114,8 @@ def _join(app_folder: Path, asked: dict[str, Any], context: Context) -> Answer:
                 "bind": str(context.node_config.get("peer-bind", address)),
             },
         )
-        _spawn(folder)
-        _wait_until_listening(folder)
+        process = _spawn(folder, str(context.node_config.get("peer-python", sys.executable)))
+        _wait_until_listening(folder, process)
     joined, listening = folder.read("join"), folder.read("peer")
     assert joined is not None
     assert listening is not None
@@ -141,31 +141,39 @@ def _own_host() -> str:
         return host
 
 
-def _spawn(folder: PeerFolder) -> None:
+def _spawn(folder: PeerFolder, python: str) -> subprocess.Popen[bytes]:
     """Start the peer process so that it outlives this one and holds none of its files open."""
-    command = [sys.executable, "-m", "flwr_moshpit.flower.peer_process", str(folder.path)]
     with folder.log.open("ab") as log:
-        subprocess.Popen(
-            command,
-            cwd=folder.path,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        try:
+            return subprocess.Popen(
+                [python, "-m", "flwr_moshpit.flower.peer_process", str(folder.path)],
+                cwd=folder.path,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f"peer-python: cannot run {python}: {error.strerror}") from error
 
 
-def _wait_until_listening(folder: PeerFolder) -> None:
+def _wait_until_listening(folder: PeerFolder, process: subprocess.Popen[bytes]) -> None:
     ends_at = time.monotonic() + LISTENING_S
     while folder.read("peer") is None:
+        has_ended = process.poll() is not None
         end = folder.read("end")
         if end is not None:
             raise ConfigError(end["error"])
-        if time.monotonic() > ends_at:
+        if has_ended or time.monotonic() > ends_at:
             raise ConfigError(
-                f"the peer does not listen after {LISTENING_S:.0f} s: see {folder.log}"
+                f"the peer does not listen: see {folder.log}, which ends with: {_last_line(folder)}"
             )
         time.sleep(POLL_S)
+
+
+def _last_line(folder: PeerFolder) -> str:
+    lines = folder.log.read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "nothing")
 
 
 def _start(asked: dict[str, Any], context: Context) -> Answer:

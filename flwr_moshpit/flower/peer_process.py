@@ -1,7 +1,8 @@
 """The peer of a SuperNode, in a process that outlives the ClientApp calls: `python -m ... FOLDER`.
 
 It listens at once, so that a taken port is told when it joins. When its certificate is there it
-meets the others; from then on it needs neither SuperNode nor SuperLink.
+meets the others; from then on it needs neither SuperNode nor SuperLink. Nothing here needs Flower:
+on a Jetson this may be the system's Python 3.10 with NVIDIA's torch (`peer-python`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.app import load_app
+from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.flower.peer_folder import PeerFolder
 from flwr_moshpit.flower.settings import budget_s, flower_settings
 from flwr_moshpit.observe.json_lines import json_line
@@ -33,7 +34,6 @@ from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.private_files import write_private
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
-from flwr_moshpit.trainer import Trainer
 
 JOINED_S = 900.0
 """How long a peer that has joined waits for its certificate."""
@@ -116,10 +116,6 @@ def _wait_for_start(folder: PeerFolder) -> dict[str, Any] | None:
     return None
 
 
-def make_trainer(path: str, run_config: dict[str, Any], node_config: dict[str, Any]) -> Trainer:
-    return load_app(path).trainer(run_config, node_config=node_config)
-
-
 def _run(
     folder: PeerFolder,
     joined: Mapping[str, Any],
@@ -138,7 +134,9 @@ def _run(
         start["authority"].encode(),
     )
     task = Task(
-        partial(make_trainer, joined["app"], joined["run-config"], joined["node-config"]),
+        make_app_trainer(
+            load_app(joined["app"]), joined["run-config"], node_config=joined["node-config"]
+        ),
         client,
         num_clients,
         # Two lives of one peer shall not draw the same batches.

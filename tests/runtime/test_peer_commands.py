@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from flwr_moshpit.cli import main
-from flwr_moshpit.commands.app_trainer import make_app_trainer
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.flower.app import load_app
+from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Start, View
 from flwr_moshpit.runtime.control import Stop
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Invitation

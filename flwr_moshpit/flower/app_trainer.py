@@ -14,21 +14,28 @@ from flwr_moshpit.trainer import Trainer
 
 
 def make_app_trainer(
-    app: App, config: Mapping[str, Any], *, flower: bool | None = None
+    app: App,
+    config: Mapping[str, Any],
+    *,
+    flower: bool | None = None,
+    node_config: Mapping[str, Any] | None = None,
 ) -> MakeTrainer:
     """A picklable function without arguments that makes a trainer of `app`.
 
     `flower`: whether the ClientApp trains; None where Flower is installed. Otherwise it is a
-    `TorchTrainer` of what the app's `task.py` offers; see `torch_trainer_of`.
+    `TorchTrainer` of what the app's `task.py` offers; see `torch_trainer_of`. `node_config` is the
+    SuperNode's, for the ClientApp.
     """
-    return partial(_make, str(app.path), dict(config), flower)
+    return partial(_make, str(app.path), dict(config), flower, dict(node_config or {}))
 
 
-def _make(path: str, config: dict[str, Any], flower: bool | None) -> Trainer:
+def _make(
+    path: str, config: dict[str, Any], flower: bool | None, node_config: dict[str, Any]
+) -> Trainer:
     app = load_app(path)
     if flower is None:
         flower = importlib.util.find_spec("flwr") is not None
-    return app.trainer(config) if flower else torch_trainer_of(app, config)
+    return app.trainer(config, node_config=node_config) if flower else torch_trainer_of(app, config)
 
 
 def torch_trainer_of(app: App, config: Mapping[str, Any]) -> Trainer:
