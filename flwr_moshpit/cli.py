@@ -204,6 +204,17 @@ def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
         allow_abbrev=False,
     )
     allreduce.set_defaults(run=_bench_allreduce)
+    kill = benches.add_parser(
+        "kill",
+        help="deaths of real peers",
+        description="Eight real peers average on this machine and are killed with SIGKILL at each "
+        "stage of a round; then many rounds without deaths, and with deaths and restarts.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    kill.add_argument("--rounds", type=int, metavar="N", help="rounds without deaths (1000)")
+    kill.add_argument("--churn-rounds", type=int, metavar="N", help="rounds with deaths (500)")
+    kill.set_defaults(run=_bench_kill)
 
 
 # Subcommands are imported when they run: `--help` should not wait for a framework to load.
@@ -277,3 +288,14 @@ def _bench_allreduce(arguments: argparse.Namespace) -> int:
     from flwr_moshpit.bench.allreduce import bench
 
     return 0 if bench() else EXIT_FAILED
+
+
+def _bench_kill(arguments: argparse.Namespace) -> int:
+    from flwr_moshpit.bench.kill import bench
+
+    given = dict(vars(arguments))
+    del given["run"]
+    for key, value in given.items():
+        if value < 1:
+            raise ConfigError(f"{key.replace('_', '-')} must be at least 1, not {value}")
+    return 0 if bench(**given) else EXIT_FAILED

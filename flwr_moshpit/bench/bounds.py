@@ -14,6 +14,8 @@ from flwr_moshpit.observe.text import scaled
 Bound: TypeAlias = tuple[str, str, str, bool]
 """(what, measured, bound, kept)."""
 
+WIDTH = 110
+
 
 def at_most(what: str, measured: float, bound: float, unit: str) -> Bound:
     """A measurement that came to nothing, NaN, keeps no bound."""
@@ -37,5 +39,8 @@ def show(console: Console, bounds: Sequence[Bound]) -> bool:
     for what, measured, bound, kept in bounds:
         verdict = ("kept" if bound else "") if kept else "[bold red]EXCEEDED"
         table.add_row(what, measured, bound, verdict)
+    if not console.is_terminal:
+        # In a file it is as wide as it needs to be.
+        console = Console(file=console.file, width=max(console.width, WIDTH))
     console.print(table)
     return all(kept for *_, kept in bounds)

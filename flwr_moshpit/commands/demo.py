@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
+from flwr_moshpit.commands.deaths import CALM_ROUNDS, Death, Rounds
 from flwr_moshpit.commands.swarm import local_peers, swarm_settings
 from flwr_moshpit.commands.swarm_run import SwarmRun
 from flwr_moshpit.commands.swarm_table import SwarmTable
@@ -21,7 +20,6 @@ from flwr_moshpit.errors import MoshpitError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.swarm_results import SwarmResults
-from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.watched import LEADER, REDUCER, Arm, Averaged, MachineWatcher
 from flwr_moshpit.runtime.worker import Gone
@@ -30,8 +28,6 @@ APP = "watch"
 PEERS = 8
 DURATION_S = 100.0
 """Of training; starting and ending come to that."""
-CALM_ROUNDS = 10
-"""Before the first death, and between two."""
 HANG_S = 120.0
 CONTACT = "contact"
 
@@ -40,25 +36,6 @@ _DEATHS = {
     LEADER: "the leader, while others arrive at it",
     CONTACT: "the contact by which all had found each other, who also plans the grid",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """What one death did to the others."""
-
-    stage: str
-    victim: PeerId
-    round: int
-    """The first round that the survivors finished without it."""
-    delay_s: float
-    """How much longer that round took than the median round before."""
-    coverage: float
-    """Mean over the survivors, of that round. One that came too late for its group, as happens on a
-    busy machine, has none; the death did not do that."""
-    difference: float
-    """Largest, over the survivors and the vector, between what they got and the exact weighted mean
-    of what the contributors had brought."""
-    survivors: int
 
 
 def demo(*, duration_s: float = DURATION_S, out: Path | None = None) -> SwarmResults:
@@ -95,7 +72,7 @@ class _Demo:
         self._run = run
         self._console = console
         self._folder = folder
-        self._rounds: dict[int, dict[PeerId, Averaged]] = {}
+        self._rounds = Rounds()
 
     def play(self, duration_s: float) -> None:
         self._until(lambda: bool(self._rounds), "the first round")
@@ -126,35 +103,11 @@ class _Demo:
         (victim,) = (peer for peer in before if peer not in swarm.living)
         if stage != CONTACT:
             at = float(token.read_text())
-        self._until(lambda: self._round_without(victim, at) is not None, "the round after it")
-        number = self._round_without(victim, at)
+        found = functools.partial(self._rounds.without, victim, at, swarm.living)
+        self._until(lambda: found() is not None, "the round after it")
+        number = found()
         assert number is not None
-        return self._death(stage, victim, number)
-
-    def _death(self, stage: str, victim: PeerId, number: int) -> Death:
-        ends = {k: max(a.at for a in of.values()) for k, of in sorted(self._rounds.items())}
-        took = {k: ends[k] - ends[k - 1] for k in ends if k - 1 in ends}
-        calm = [took[k] for k in took if k < number][-CALM_ROUNDS:]
-        those = self._rounds[number]
-        survivors = [those[peer] for peer in self._run.swarm.living]
-        return Death(
-            stage=stage,
-            victim=victim,
-            round=number,
-            delay_s=max(0.0, took[number] - statistics.median(calm)),
-            coverage=statistics.fmean(averaged.coverage for averaged in survivors),
-            difference=max(_difference(averaged, those) for averaged in survivors),
-            survivors=len(survivors),
-        )
-
-    def _round_without(self, victim: PeerId, at: float) -> int | None:
-        """The first round that all survivors have ended after `at` without `victim`."""
-        living = self._run.swarm.living
-        for number, of in sorted(self._rounds.items()):
-            those = [of.get(peer) for peer in living]
-            if all(a is not None and a.at > at and victim not in a.contributors for a in those):
-                return number
-        return None
+        return self._rounds.death(stage, victim, at, number, swarm.living)
 
     def _accuracy(self) -> str:
         """Of the mean model, measured now."""
@@ -184,29 +137,9 @@ class _Demo:
         if isinstance(told, Gone) and not self._run.swarm.living:
             raise MoshpitError("nobody is left")
         if isinstance(told, Averaged):
-            self._rounds.setdefault(told.round, {})[peer] = told
-            while len(self._rounds) > 3 * CALM_ROUNDS:
-                del self._rounds[min(self._rounds)]
+            self._rounds.add(peer, told)
         return time.monotonic() < ends_at
 
 
-def _difference(averaged: Averaged, of: dict[PeerId, Averaged]) -> float:
-    """Between what one got and the exact mean of what the contributors brought; NaN where one of
-    them has not told what that was."""
-    brought = [of[peer] for peer in averaged.contributors if peer in of]
-    if len(brought) < len(averaged.contributors) or not brought:
-        return float("nan")
-    total = sum(each.weight for each in brought)
-    mean = np.zeros(averaged.got.shape, np.float64)
-    for each in brought:
-        mean += each.weight / total * each.brought.astype(np.float64)
-    return float(np.max(np.abs(averaged.got - mean)))
-
-
 def _line(death: Death) -> str:
-    return (
-        f"SIGKILL of {death.victim}: {_DEATHS[death.stage]}\n"
-        f"  round {death.round}, {death.survivors} survivors: delay {death.delay_s:.2f} s, "
-        f"coverage {100 * death.coverage:.0f} %, largest difference from their exact mean "
-        f"{death.difference:.1e}"
-    )
+    return f"SIGKILL of {death.victim}: {_DEATHS[death.stage]}\n  {death.told()}"

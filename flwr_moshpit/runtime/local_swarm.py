@@ -34,6 +34,7 @@ class LocalSwarm:
         self._told: queue.SimpleQueue[tuple[PeerId, Told]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
         self.contact = peers[0].identity.peer
+        self.addresses: dict[PeerId, str] = {}
         self.living: dict[PeerId, None] = {}
         """Peers whose processes run, as far as `next` has told."""
         self.began_at = 0.0
@@ -67,8 +68,10 @@ class LocalSwarm:
             return None
         if isinstance(told, Gone):
             self.living.pop(peer, None)
-        elif isinstance(told, Listening) and peer == self.contact:
-            for other in self.living:
+        elif isinstance(told, Listening):
+            is_first = peer == self.contact and not self.addresses
+            self.addresses[peer] = told.address
+            for other in self.living if is_first else ():
                 if other != peer:
                     self.tell(other, Go({peer: told.address}))
         return peer, told
@@ -83,6 +86,14 @@ class LocalSwarm:
         pid = self._processes[peer].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+    def restart(self, peer: PeerId) -> None:
+        """Start `peer`, which has died, anew: the living are its contacts."""
+        self._processes[peer].join()
+        self._pipes[peer].close()
+        contacts = {other: self.addresses[other] for other in self.living if other != peer}
+        self._start(peer, self._settings[peer])
+        self.tell(peer, Go(contacts))
 
     def _start(self, peer: PeerId, settings: PeerSettings) -> None:
         # A forked child would inherit this process's threads in an unknown state.

@@ -190,14 +190,15 @@ def _serve(pipe: Connection, task: Task) -> None:
     # Ctrl-C reaches the whole group of processes; the parent ends this one when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    try:
-        trainer = task.make_trainer()
-        offer = task.offer(trainer)
-    except Exception as error:
-        _send(pipe, _Failure(error))
-        return
-    _send(pipe, offer)
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    # A broken pipe says that the parent has died: nobody is left to be told.
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            trainer = task.make_trainer()
+            offer = task.offer(trainer)
+        except Exception as error:
+            _send(pipe, _Failure(error))
+            return
+        _send(pipe, offer)
         while True:
             job, seed = _receive(pipe)
             answer: Any

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flwr_moshpit.cli import main
-from flwr_moshpit.commands import demo
+from flwr_moshpit.commands import deaths
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime.watched import Averaged
 
@@ -18,7 +18,7 @@ from flwr_moshpit.runtime.watched import Averaged
 def averaged(brought: list[float], weight: float, got: list[float]) -> Averaged:
     vectors = np.array(brought, np.float32), np.array(got, np.float32)
     contributors = (PeerId("a"), PeerId("b"))
-    return Averaged(1.0, 3, contributors, 1.0, vectors[0], weight, vectors[1])
+    return Averaged(1.0, 3, contributors, 1.0, False, vectors[0], weight, vectors[1])
 
 
 def test_the_difference_is_from_the_weighted_mean() -> None:
@@ -26,10 +26,10 @@ def test_the_difference_is_from_the_weighted_mean() -> None:
         PeerId("a"): averaged([0, 8], 1.0, [3, 2]),
         PeerId("b"): averaged([4, 0], 3.0, [3, 2.5]),
     }
-    assert demo._difference(of[PeerId("a")], of) == 0
-    assert demo._difference(of[PeerId("b")], of) == 0.5
+    assert deaths._difference(of[PeerId("a")], of) == 0
+    assert deaths._difference(of[PeerId("b")], of) == 0.5
     del of[PeerId("a")]
-    assert np.isnan(demo._difference(of[PeerId("b")], of))
+    assert np.isnan(deaths._difference(of[PeerId("b")], of))
 
 
 @pytest.mark.slow
