@@ -7,6 +7,7 @@ member has at most one message under way, nobody waits for anybody, and what is 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -268,7 +269,7 @@ class Crew:
                 if "wait_s" in report:
                     member.waits_s.append(float(report["wait_s"]))
             case "training_failed":
-                log().error("%s: training failed: %s", member.name, report["error"])
+                log().error("%s: training failed: %s", member.name, _in_short(report["error"]))
             case "peer" if report["status"] == "dead":
                 log().info("%s has lost sight of %s", member.name, report["peer"])
 
@@ -342,3 +343,9 @@ class Crew:
         if self._rounds is not None:
             completed = min(completed, self._rounds)
         return f"round {completed}{until}, {heard} of {len(self.members)} peers heard{coverage}"
+
+
+def _in_short(error: str) -> str:
+    """The line of a traceback that says what the app raised; all of it is in events.jsonl."""
+    found = re.search(r"client \d+, step \d+: .+", error)
+    return found[0] if found else error.rstrip().rpartition("\n")[2]

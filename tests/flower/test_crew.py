@@ -46,6 +46,7 @@ class Device:
     dies_s: float | None = None
     params: Any = field(default_factory=lambda: PARAMS)
     lies: bool = False
+    raises: bool = False
     key: bytes = field(default_factory=new_key)
     orders: dict[str, Any] | None = None
     started_s: float | None = None
@@ -86,6 +87,9 @@ class Device:
             json.dumps({"t": k, "peer": self.peer, "name": "round", "round": k, "coverage": 1.0})
             for k in range(completed)
         ]
+        if self.raises:
+            error = "Traceback ...\nclient 1, step 4: ValueError: torn\n  File ..."
+            lines.insert(0, json.dumps({"t": 0, "name": "training_failed", "error": error}))
         text = "".join(line + "\n" for line in lines)
         end = None
         if completed == ROUNDS:
@@ -266,6 +270,15 @@ def test_a_silent_supernode_is_noted_once_and_heard_again(
     assert caplog.text.count("the SuperNode of client-1 does not answer") == 1
     assert caplog.text.count("the SuperNode of client-1 answers again") == 1
     assert crew.members[101].state == "finished"
+
+
+def test_what_an_app_raises_is_told_in_one_line(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew, _, _ = make(Device(0), Device(1, raises=True))
+    crew.run()
+    [record] = [r for r in caplog.records if "training failed" in r.getMessage()]
+    assert record.getMessage() == "client-1: training failed: client 1, step 4: ValueError: torn"
 
 
 def test_two_of_one_name_are_refused(make: Make) -> None:
