@@ -160,6 +160,10 @@ class Driver:
         self._stopping.set()
         self._changed.set()
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def tell(self, event: Event) -> None:
         """Hand the machine an event of the host's own, such as another `Start`."""
         self._put(event)

@@ -25,6 +25,7 @@ from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.relay import Relayed
 from flwr_moshpit.runtime.trace import Recipe, Recorder
+from flwr_moshpit.runtime.uplink import worth_telling
 from flwr_moshpit.runtime.whereabouts import ANYWHERE, source_towards
 from flwr_moshpit.runtime.wire import Limits
 
@@ -35,8 +36,6 @@ for each fourfold of the peers."""
 LOOK_S = 1.0
 """How often a peer looks at what its line carries and, if it listens anywhere, at which address of
 its device others reach it."""
-NEWS = 1.25
-"""A line that carries so many times more or less than others were told is worth telling."""
 LOOKED_AT = 3
 """Ways to so many others are looked up for it."""
 
@@ -188,11 +187,15 @@ class Peer:
 
     def _look_around(self) -> None:
         """What has changed about this device: tell others."""
+        if self.driver.is_stopping:
+            return
         asyncio.get_running_loop().call_later(LOOK_S, self._look_around)
-        measured = self.transport.uplink_bytes_per_s
-        known = self.driver.membership.claim.info.uplink_bytes_per_s
-        if measured is not None and not (known and 1 / NEWS < measured / known < NEWS):
-            self.driver.set_uplink(measured)
+        membership, measured = self.driver.membership, self.transport.uplink_bytes_per_s
+        told = {peer: info.uplink_bytes_per_s for peer, info in membership.view.peers.items()}
+        mine = told.pop(membership.me, None)
+        uplink = None if measured is None else worth_telling(measured, mine, told.values())
+        if uplink is not None:
+            self.driver.set_uplink(uplink)
         if self._roams:
             self._follow_address()
 

@@ -7,13 +7,17 @@ best one counts, and old ones are forgotten, because lines change.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
 
 WINDOW_S = 1.0
 """One measurement takes so long, at least."""
 FULL_BYTES = 1 << 16
 """With less than this under way the line may be idle."""
 KEPT = 20
+NEWS = 1.5
+"""Measurements differ by less than this factor without meaning anything."""
 
 
 class UplinkMeter:
@@ -53,3 +57,22 @@ class UplinkMeter:
 
     def _begin(self, now: float) -> None:
         self._began_at, self._arrived_bytes = now, 0
+
+
+def worth_telling(
+    measured: float, told: float | None, others: Iterable[float | None]
+) -> float | None:
+    """What to tell of a line that was `measured`, in bytes per second; None: nothing new.
+
+    Shares of a vector follow differences between lines more than proportionally. So equal lines,
+    which are never measured as equal, must be told as equal: what another tells is repeated where
+    it may be true of this line as well.
+    """
+
+    def distance(rate: float) -> float:
+        return abs(math.log(rate / measured))
+
+    if measured <= 0 or (told and distance(told) < math.log(NEWS)):
+        return None
+    nearest = min((rate for rate in others if rate), key=distance, default=measured)
+    return nearest if distance(nearest) < math.log(NEWS) else measured

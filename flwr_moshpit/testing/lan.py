@@ -70,6 +70,8 @@ class Lan:
         self._in(self._bridge, f"ip link set {port} master br0 up")
         self._in(name, f"ip addr add {address}/16 dev eth0")
         self._in(name, "ip link set eth0 up")
+        # A machine may use BBR, under which the flows of one line share it very unequally.
+        self._in(name, "sysctl -qw net.ipv4.tcp_congestion_control=reno")
         if closed:
             self._in(name, "iptables -A INPUT -i eth0 -p tcp --syn -j DROP")
         if bytes_per_s is not None:

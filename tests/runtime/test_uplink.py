@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flwr_moshpit.runtime.uplink import FULL_BYTES, KEPT, UplinkMeter
+from flwr_moshpit.runtime.uplink import FULL_BYTES, KEPT, UplinkMeter, worth_telling
 
 CHUNK = FULL_BYTES
 
@@ -58,3 +58,16 @@ def test_a_link_that_is_lost_takes_its_bytes_along() -> None:
     meter.changed(200, 1.0)
     meter.changed(-200, 9.0)
     assert meter.bytes_per_s is None
+
+
+def test_equal_lines_are_told_as_equal() -> None:
+    told: dict[int, float] = {}
+    for peer, measured in enumerate((100.0, 80.0, 130.0, 9.0, 12.0, 100.0)):
+        rate = worth_telling(measured, None, [*told.values(), None])
+        assert rate is not None
+        told[peer] = rate
+    assert list(told.values()) == [100.0, 100.0, 100.0, 9.0, 9.0, 100.0]
+    assert worth_telling(130.0, 100.0, []) is None
+    assert worth_telling(70.0, 100.0, []) is None
+    assert worth_telling(40.0, 100.0, [100.0, 35.0]) == 35.0
+    assert worth_telling(0.0, None, []) is None
