@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from flwr_moshpit.commands.ca import parse_contacts
 from flwr_moshpit.commands.swarm import swarm_settings
@@ -23,6 +23,7 @@ from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.observe.swarm_results import EVENTS, MODEL, named_arrays
 from flwr_moshpit.observe.text import duration
+from flwr_moshpit.observe.voice import Voice
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.compute import Offer, Task
 from flwr_moshpit.runtime.driver import Schedule
@@ -128,22 +129,22 @@ def peer(
 async def _run(
     settings: PeerSettings, compute: ProcessCompute, offer: Offer, out: Path | None
 ) -> Peer:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    observers: list[Observer] = [_Lines(console)]
     me = settings.identity
+    recording = nullcontext() if out is None else JsonLines(out / EVENTS)
+    with Voice(sys.stdout) as voice, recording as events:
+        observers: list[Observer] = [_Lines(voice)]
 
-    def say_address(address: str) -> None:
-        verb = "listens on" if settings.dialable else "waits at relay"
-        console.print(f"{me.peer} of swarm {me.swarm!r} {verb} {address}")
+        def say_address(address: str) -> None:
+            verb = "listens on" if settings.dialable else "waits at relay"
+            voice.say(f"{me.peer} of swarm {me.swarm!r} {verb} {address}")
 
-    with nullcontext() if out is None else JsonLines(out / EVENTS) as events:
         if events is not None:
             observers.append(events)
         running = Peer(settings, compute, offer, observers=observers, on_address=say_address)
         del offer  # It holds a model, which the machine moves on from.
         await running.driver.run(signals=True)
-    if running.stopped:
-        console.print("stopped by the swarm's authority")
+        if running.stopped:
+            voice.say("stopped by the swarm's authority")
     return running
 
 
@@ -158,13 +159,13 @@ def _save(folder: Path, task: Task, params: Vector) -> None:
 class _Lines:
     """Says what happens, a line each."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
 
     def __call__(self, now: float, peer: PeerId | None, report: Report) -> None:
         text = _line(report.name, report.values)
         if text:
-            self._console.print(f"{now:9.1f} s  {text}")
+            self._voice.say(f"{now:9.1f} s  {text}")
 
 
 def _line(name: str, values: Mapping[str, Any]) -> str | None:
