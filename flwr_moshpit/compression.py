@@ -89,7 +89,7 @@ class Blockwise8Bit:
     """Blocks of 256 elements: the largest magnitude / 127 as float32, then a signed byte for each
     element, the nearest multiple of that. Wrong by 1/254 of the block's largest at most."""
 
-    name: ClassVar[str] = "8bit"
+    name: ClassVar[str] = "int8"
 
     def packed_bytes(self, count: int, dtype: npt.DTypeLike) -> int:
         return count + 4 * _num_blocks(count)
@@ -147,7 +147,7 @@ class Feedback:
         self.codec = codec
         self.residual: Vector = np.zeros(dim, dtype)
         """(dim,), what goes along with the next round: e above."""
-        self._next = self.residual.copy()
+        self._next: dict[int, Vector] = {}
 
     def encode(self, begin: int, values: Vector) -> Packed:
         """Pack the piece of the vector that begins at `begin`, and what was left out of it before.
@@ -156,23 +156,24 @@ class Feedback:
         """
         wanted = values + self.residual[begin : begin + len(values)]
         packed = self.codec.encode(wanted)
-        sent = self.codec.decode(packed, len(values), values.dtype)
-        np.subtract(wanted, sent, out=self._next[begin : begin + len(values)])
+        wanted -= self.codec.decode(packed, len(values), values.dtype)
+        self._next[begin] = wanted
         return packed
 
     def commit(self) -> None:
         """The round's pieces count. Elements that were in none of them keep what they had."""
-        self.residual[:] = self._next
+        for begin, left_out in self._next.items():
+            self.residual[begin : begin + len(left_out)] = left_out
+        self._next = {}
 
     def rollback(self) -> None:
         """What was encoded since the last `commit` does not count."""
-        self._next[:] = self.residual
+        self._next = {}
 
     def rescale(self, factor: float) -> None:
         """The weight that the vector is sent with is now 1/factor of what it was: what was left out
         keeps its mass."""
         self.residual *= self.residual.dtype.type(factor)
-        self._next[:] = self.residual
 
 
 def _num_blocks(count: int) -> int:

@@ -26,6 +26,7 @@ class Moshpit:
     """Moshpit averaging: local steps, then one all-reduce inside a small group, again and again."""
 
     needs_server: ClassVar[bool] = False
+    COMPRESSIONS: ClassVar[tuple[str, ...]] = ("none", "float16", "int8")
 
     group_size: int | None = None
     """M, the most peers that average together; at least 2. Derived: everybody up to 16 peers, else
@@ -46,6 +47,11 @@ class Moshpit:
 
     part_bytes: int = 1 << 20
     """Largest piece of a vector in one message. Smaller pieces overlap better and cost more."""
+
+    compression: str = "none"
+    """How parts travel in rounds with training: "none", "float16", or "int8", in blocks with a
+    scale each. What that leaves out is sent in later rounds, so that no mean is biased. A group
+    does what the most exact of its members wants."""
 
     share_bytes_min: int = 1 << 14
     """A member that would reduce less than this reduces nothing: below about one round trip's worth
@@ -68,6 +74,10 @@ class Moshpit:
             f"local-s must be above 0, not {self.local_s}",
         )
         _need(self.patience > 0, f"patience must be above 0, not {self.patience}")
+        _need(
+            self.compression in self.COMPRESSIONS,
+            f"compression must be one of {', '.join(self.COMPRESSIONS)}, not {self.compression!r}",
+        )
         _need(self.part_bytes >= 1024, f"part-bytes must be at least 1024, not {self.part_bytes}")
         _need(
             self.share_bytes_min >= 0,

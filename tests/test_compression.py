@@ -64,7 +64,7 @@ def test_what_comes_back_is_as_near_as_promised(
 
 @pytest.mark.parametrize("codec", ALL, ids=lambda codec: codec.name)
 def test_sizes(codec: Codec) -> None:
-    wanted = {"none": 4.0, "float16": 2.0, "8bit": 1.0 + 4 / BLOCK}
+    wanted = {"none": 4.0, "float16": 2.0, "int8": 1.0 + 4 / BLOCK}
     assert codec.packed_bytes(1 << 20, np.float32) / (1 << 20) == wanted[codec.name]
 
 
@@ -83,7 +83,7 @@ def test_extremes_stay_finite(codec: Codec, dtype: npt.DTypeLike) -> None:
 def test_one_large_element_does_not_spoil_the_other_blocks() -> None:
     values = np.full(4 * BLOCK, 0.01, np.float32)
     values[0] = 1000.0
-    off = np.abs(coded(codec_of("8bit"), values) - values)
+    off = np.abs(coded(codec_of("int8"), values) - values)
     assert off[BLOCK:].max() < 0.01 / 254
     assert off[:BLOCK].max() > 0.001
 
@@ -102,7 +102,7 @@ def test_what_no_peer_makes_is_refused(codec: Codec) -> None:
 
 
 def test_a_negative_or_overflowing_scale_is_refused() -> None:
-    codec = codec_of("8bit")
+    codec = codec_of("int8")
     packed = codec.encode(np.ones(10, np.float32))
     for scale in (-1.0, np.finfo(np.float32).max):
         broken = packed.copy()
@@ -123,18 +123,18 @@ def test_random_bytes_are_decoded_or_refused(data: bytes, count: int) -> None:
 
 
 def test_names() -> None:
-    assert codec_of("8bit").name == "8bit"
-    with pytest.raises(ConfigError, match="none, float16, 8bit"):
+    assert codec_of("int8").name == "int8"
+    with pytest.raises(ConfigError, match="none, float16, int8"):
         codec_of("zip")
 
 
 @pytest.mark.parametrize(
     ("names", "wanted"),
     [
-        (["8bit", "8bit"], "8bit"),
-        (["8bit", "float16"], "float16"),
-        (["float16", "none", "8bit"], "none"),
-        (["8bit", "new"], "none"),
+        (["int8", "int8"], "int8"),
+        (["int8", "float16"], "float16"),
+        (["float16", "none", "int8"], "none"),
+        (["int8", "new"], "none"),
         ([], "none"),
     ],
 )
@@ -181,7 +181,7 @@ def test_averaging_again_and_again_moves_no_mass(codec: Codec) -> None:
 
 
 def test_a_piece_that_is_asked_for_again_is_the_same() -> None:
-    feedback = Feedback(codec_of("8bit"), 700, np.float32)
+    feedback = Feedback(codec_of("int8"), 700, np.float32)
     values = np.random.default_rng(2).standard_normal(700).astype(np.float32)
     feedback.encode(0, values)
     feedback.commit()
@@ -203,7 +203,7 @@ def test_a_round_that_came_to_nothing_leaves_nothing() -> None:
 
 
 def test_what_was_left_out_keeps_its_mass_when_the_weight_changes() -> None:
-    feedback = Feedback(codec_of("8bit"), 10, np.float64)
+    feedback = Feedback(codec_of("int8"), 10, np.float64)
     feedback.encode(0, np.linspace(0.1, 1.0, 10))
     feedback.commit()
     before = feedback.residual.copy()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from flwr_moshpit.commands.deaths import CALM_ROUNDS, Death, Rounds
 from flwr_moshpit.commands.swarm import local_peers, swarm_settings
 from flwr_moshpit.commands.swarm_run import SwarmRun
 from flwr_moshpit.commands.swarm_table import SwarmTable
-from flwr_moshpit.errors import MoshpitError
+from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.swarm_results import SwarmResults
@@ -30,6 +31,9 @@ DURATION_S = 100.0
 """Of training; starting and ending come to that."""
 HANG_S = 120.0
 CONTACT = "contact"
+DIFFERENCE_MAX = 1e-5
+"""What rounding may make of the mean of a few float32 of the size of 1."""
+RECORD_WIDTH = 110
 
 _DEATHS = {
     REDUCER: "a reducer, in mid-average",
@@ -38,14 +42,22 @@ _DEATHS = {
 }
 
 
-def demo(*, duration_s: float = DURATION_S, out: Path | None = None) -> SwarmResults:
-    """Run it and print a line for every death. Raises MoshpitError if the swarm stands still."""
+def demo(
+    *, duration_s: float = DURATION_S, out: Path | None = None, record: Path | None = None
+) -> SwarmResults:
+    """Run it and print a line for every death. `record`: an SVG file of what was printed.
+
+    Raises MoshpitError if the swarm stands still, or if what it should show did not happen: the
+    survivors' contributions averaged, all of them and exactly, and an accuracy that rises.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if record is not None and not record.absolute().parent.is_dir():
+        raise ConfigError(f"record {str(record)!r} is in a folder that is not there")
+    console = _Screen(record)
     app = load_app(APP)
     gathered = swarm_settings(app, {}, {"peers": PEERS})
     settings = dataclasses.replace(gathered, rounds=None)
-    table = SwarmTable(PEERS, None, quiet=False, console=console)
+    table = SwarmTable(PEERS, None, quiet=False, console=console.shown)
     make_trainer = make_app_trainer(app, settings.app, flower=False)
     console.print(f"{PEERS} peers, a process each and one for each trainer, over gRPC and TLS")
     with (
@@ -53,22 +65,50 @@ def demo(*, duration_s: float = DURATION_S, out: Path | None = None) -> SwarmRes
         LocalSwarm(local_peers(app, settings, Path(folder), flower=False), MachineWatcher) as swarm,
         SwarmRun(swarm, settings, make_trainer, out or Path(folder), table) as run,
     ):
-        shown = _Demo(run, console, Path(folder))
+        play = _Demo(run, console, Path(folder))
         interrupted = False
         try:
-            shown.play(duration_s)
+            play.play(duration_s)
         except KeyboardInterrupt:
             interrupted = True
         results = run.end(interrupted)
     if out is not None:
         results.save(out)
     console.print(results.table())
+    flaw = None if interrupted else play.flaw()
+    if flaw is None and not interrupted:
+        console.print(
+            f"through {len(play.deaths)} deaths all survivors averaged all they had, exactly"
+        )
+    console.save()
+    if flaw is not None:
+        raise MoshpitError(flaw)
     return results
 
 
+class _Screen:
+    """What is printed, and kept for an SVG file if one is wanted."""
+
+    def __init__(self, record: Path | None) -> None:
+        self.shown = Console(highlight=False, markup=False, soft_wrap=True)
+        self._record = record
+        self._kept = Console(
+            file=io.StringIO(), width=RECORD_WIDTH, record=True, highlight=False, markup=False
+        )
+
+    def print(self, what: RenderableType) -> None:
+        self.shown.print(what)
+        self._kept.print(what)
+
+    def save(self) -> None:
+        if self._record is not None:
+            self._kept.save_svg(str(self._record), title="flwr-moshpit demo")
+
+
 class _Demo:
-    def __init__(self, run: SwarmRun, console: Console, folder: Path) -> None:
+    def __init__(self, run: SwarmRun, console: _Screen, folder: Path) -> None:
         self.deaths: list[Death] = []
+        self._accuracies: list[float] = []
         self._run = run
         self._console = console
         self._folder = folder
@@ -86,6 +126,21 @@ class _Demo:
         ends_at = began_at + duration_s
         while time.monotonic() < ends_at:
             self._step(ends_at)
+        self._console.print(f"accuracy {self._accuracy()}")
+
+    def flaw(self) -> str | None:
+        """What did not happen as it should have."""
+        for death in self.deaths:
+            if death.coverage < 1:
+                return f"after the death of {death.victim} a survivor's vector was not averaged"
+            if not death.difference <= DIFFERENCE_MAX:
+                return (
+                    f"after the death of {death.victim} an average differs by "
+                    f"{death.difference:.1e} from that of its contributors"
+                )
+        if self._accuracies and self._accuracies[-1] < self._accuracies[0]:
+            return f"accuracy fell from {self._accuracies[0]:.3f} to {self._accuracies[-1]:.3f}"
+        return None
 
     def _kill(self, stage: str) -> Death:
         """Kill who is at `stage`, and see what it does to the others."""
@@ -116,7 +171,10 @@ class _Demo:
         run.measure()
         self._until(lambda: len(run.points) > known, "the models of all")
         accuracy = run.table.accuracy
-        return "unknown" if accuracy is None else f"{accuracy:.3f} at round {run.table.round}"
+        if accuracy is None:
+            return "unknown"
+        self._accuracies.append(accuracy)
+        return f"{accuracy:.3f} at round {run.table.round}"
 
     def _go_on(self, rounds: int) -> None:
         wanted = self._run.table.round + rounds

@@ -87,6 +87,7 @@ def _add_demo(commands: Any) -> None:
     add = parser.add_argument
     add("--seconds", type=float, metavar="S", help="of training (100)")
     add("--out", type=Path, metavar="DIR", help="keep events, summary and model there")
+    add("--record", type=Path, metavar="FILE.svg", help="draw what is printed")
 
 
 def _add_ca(commands: Any) -> None:
@@ -181,7 +182,11 @@ def _demo(arguments: argparse.Namespace) -> int:
     from flwr_moshpit.commands.demo import DURATION_S, demo
 
     given = _given(arguments)
-    results = demo(duration_s=given.get("seconds", DURATION_S), out=given.get("out"))
+    results = demo(
+        duration_s=given.get("seconds", DURATION_S),
+        out=given.get("out"),
+        record=given.get("record"),
+    )
     return EXIT_INTERRUPTED if results.interrupted else 0
 
 

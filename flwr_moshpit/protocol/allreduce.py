@@ -47,6 +47,7 @@ from flwr_moshpit.protocol.messages import (
     Version,
     Waiting,
 )
+from flwr_moshpit.protocol.packing import Packing, unpacked
 from flwr_moshpit.protocol.parts import Parts
 
 SILENCES_MAX = 3
@@ -93,8 +94,10 @@ class AllReduce:
         alive: Callable[[PeerId], bool],
         now: float,
         parts: Parts | None = None,
+        packing: Packing | None = None,
     ) -> None:
-        """`parts`: empty, of a group that is done: its memory is used again."""
+        """`parts`: empty, of a group that is done: its memory is used again. `packing`: of this
+        vector, where the group sends anything but values."""
         self.me = me
         self.group = named.group
         self.named = named
@@ -106,6 +109,7 @@ class AllReduce:
         self._first = {member.peer: member for member in named.members}
         self._weights = {member.peer: member.weight for member in named.members}
         self.parts = Parts() if parts is None else parts
+        self._packing = packing
         self._pieces: dict[int, tuple[int, PeerId]] = {}
         self._averages: dict[int, Vector] = {}
         """Pieces of this version's mean: views of `_mean`, unless one piece is all of it."""
@@ -157,6 +161,9 @@ class AllReduce:
         return {"parts": list(parts), "averages": list(averages)}
 
     def start(self, now: float) -> list[Effect]:
+        if self._packing is not None:
+            total = sum(self._weights.values())
+            self._packing.begin(self.named.compression, self._weights.get(self.me, 0.0), total)
         effects = self._take_version(self.named, now)
         mine = {at: end for at, (end, reducer) in self._pieces.items() if reducer == self.me}
         if mine and not self.outcome:
@@ -356,6 +363,8 @@ class AllReduce:
             return []
         # A new one for each version: pieces of an earlier one may still be on their way to others.
         self._mean = np.empty_like(self._vector)
+        if self._packing is not None:
+            self._packing.begin_version()
         effects: list[Effect] = []
         for offset, (_, reducer) in self._pieces.items():
             if reducer == self.me:
@@ -375,6 +384,8 @@ class AllReduce:
         if offset not in self._pieces or self._weights.get(self.me, 0.0) <= 0:
             return []
         data = self._vector[offset : self._pieces[offset][0]]
+        if self._packing is not None:
+            data = self._packing.part(offset, data)
         self._sent_to[offset] = to
         self.bytes_sent += data.nbytes
         return [Send(to, Part(self.group, offset, data))]
@@ -388,11 +399,14 @@ class AllReduce:
         piece = self._pieces.get(part.offset)
         if piece is None or src not in self._weights:
             return []
-        reason = unusable(part.data, piece[0] - part.offset, self._vector.dtype, self._weights[src])
+        size, dtype = piece[0] - part.offset, self._vector.dtype
+        data = unpacked(part.data, self.named.compression, size, dtype)
+        reason = unusable(data, size, dtype, self._weights[src])
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "part"})
             return [report, *self._lose(src, "unusable", now)]
-        self.parts.put(part.offset, src, part.data)
+        assert data is not None
+        self.parts.put(part.offset, src, data)
         self._progress_at = now
         if piece[1] != self.me:
             return []
@@ -427,11 +441,12 @@ class AllReduce:
                 if begun:
                     average += out
                 begun = True
+        data = average if self._packing is None else self._packing.mean(offset, average)
         average.setflags(write=False)
         self._averages[offset] = average
-        message = Average(self.group, self.named.version, offset, average)
+        message = Average(self.group, self.named.version, offset, data)
         others = [peer for peer in self._weights if peer != self.me]
-        self.bytes_sent += average.nbytes * len(others)
+        self.bytes_sent += data.nbytes * len(others)
         return [Send(peer, message) for peer in others]
 
     def _on_average(self, src: PeerId, message: Average, now: float) -> list[Effect]:
@@ -448,21 +463,24 @@ class AllReduce:
         piece = self._pieces.get(message.offset)
         if piece is None or src not in (piece[1], self._holder):
             return []
-        reason = unusable(message.data, piece[0] - message.offset, self._vector.dtype, 1.0)
+        size, dtype = piece[0] - message.offset, self._vector.dtype
+        data = unpacked(message.data, self.named.compression, size, dtype)
+        reason = unusable(data, size, dtype, 1.0)
         if reason:
             report = Report("refused", {"peer": src, "reason": reason, "what": "average"})
             return [report, *self._lose(src, "unusable", now)]
-        self._averages[message.offset] = self._kept(message)
+        assert data is not None
+        self._averages[message.offset] = self._kept(message.offset, data)
         self._progress_at = now
         self._check_done()
         return []
 
-    def _kept(self, message: Average) -> Vector:
-        """The data of `message`, out of the buffer it came in, which is larger and not needed."""
-        if len(message.data) == len(self._mean):
-            return message.data
-        piece = self._mean[message.offset : message.offset + len(message.data)]
-        piece[:] = message.data
+    def _kept(self, offset: int, data: Vector) -> Vector:
+        """`data`, out of the buffer it came in, which is larger and not needed."""
+        if len(data) == len(self._mean):
+            return data
+        piece = self._mean[offset : offset + len(data)]
+        piece[:] = data
         piece.setflags(write=False)
         return piece
 
@@ -504,6 +522,8 @@ class AllReduce:
             lost_track,
         )
         self.parts.clear()
+        if self._packing is not None:
+            self._packing.end(self.me in self.outcome.contributors)
         self._averages = {}
         self._early.clear()
         self._ballot = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from flwr_moshpit.compression import CODECS
 from flwr_moshpit.protocol.messages import GroupNamed
 
 COUNTER_MAX = 1 << 20
@@ -37,6 +38,8 @@ def objection(named: GroupNamed, dim: int) -> str | None:
         return "bad weight"
     if named.part_elems < 1:
         return "impossible pieces"
+    if named.compression not in CODECS:
+        return "unknown compression"
     return None if 0.01 <= named.stall_s <= 1e6 else "impossible time"
 
 

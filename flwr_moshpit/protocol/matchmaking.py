@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flwr_moshpit.compression import agreed
 from flwr_moshpit.protocol.grid import Grid
 from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, View
 from flwr_moshpit.protocol.messages import (
@@ -76,6 +77,7 @@ class Arrival:
     at: float
     weight: float
     incarnation: int
+    compression: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +295,7 @@ class Rendezvous:
         known = lobby.arrivals.get(src)
         if known is not None and known.incarnation == message.incarnation:
             return [Send(src, Hold(key))]
-        arrival = Arrival(now, message.weight, message.incarnation)
+        arrival = Arrival(now, message.weight, message.incarnation, message.compression)
         lobby.arrive(src, arrival, message.local_s, message.sweep)
         return self._settle(lobby, view, now)
 
@@ -426,6 +428,7 @@ class Rendezvous:
             terms.part_elems,
             stall_s,
             lobby.sweep,
+            agreed([lobby.arrivals[peer].compression for peer in present]),
         )
 
 

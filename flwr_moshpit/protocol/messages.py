@@ -113,6 +113,8 @@ class Arrive(Message):
     sweep: bool
     """For me this is a round without training: wait for everybody who can come."""
     local_s: float
+    compression: str = "none"
+    """What I should like to send and can read, see `compression.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,8 @@ class GroupNamed(Message):
     """Without any progress for this long a member asks again."""
     sweep: bool
     """Weights travel: all cells leave with an equal part of the members' weights."""
+    compression: str = "none"
+    """How parts and averages may travel, as bytes; as values they are what they are."""
 
 
 @dataclass(frozen=True, slots=True)

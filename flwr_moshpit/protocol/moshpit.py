@@ -30,6 +30,7 @@ from enum import Enum
 
 import numpy as np
 
+from flwr_moshpit.compression import agreed
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
 from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce
@@ -98,6 +99,7 @@ from flwr_moshpit.protocol.messages import (
     Waiting,
     WhichPlan,
 )
+from flwr_moshpit.protocol.packing import Packing
 from flwr_moshpit.protocol.parts import Parts
 from flwr_moshpit.protocol.planning import PLAN_KEY, Planner
 from flwr_moshpit.protocol.seat import Seat, round_values
@@ -164,6 +166,8 @@ class MoshpitPeer:
         self._seats: list[Seat] = []
         self._groups: dict[GroupId, AllReduce] = {}
         self._spare_parts: list[Parts] = []
+        self._packings: dict[tuple[int, ...], Packing] = {}
+        """By the cells of a seat, which stay while a plan does."""
         self._past_groups: dict[GroupId, bool] = {}
         """Groups that I can serve no more, and those that I declined: whether I was in it."""
         self._absent: dict[PeerId, None] = {}
@@ -505,7 +509,9 @@ class MoshpitPeer:
         sweep = not self._trains_in(self.round)
         dim = len(seat.vector)
         schema, life = self._schema, self._incarnation
-        return Arrive(seat.key, seat.weight, dim, schema, life, sweep, self._local_s)
+        # A sweep is to be exact.
+        compression = "none" if sweep else self.config.compression
+        return Arrive(seat.key, seat.weight, dim, schema, life, sweep, self._local_s, compression)
 
     def _check_round(self, now: float) -> list[Effect]:
         return self._end_round(now) if all(seat.check() for seat in self._seats) else []
@@ -705,6 +711,10 @@ class MoshpitPeer:
         named_as = next((member for member in named.members if member.peer == self.me), None)
         # Before its first version could reach me, a group may have gone on without me.
         left_out = named_as is None and self.me in named.ranks
+        if reason is None and agreed([named.compression, self.config.compression]) != (
+            named.compression
+        ):
+            reason = "a compression that I did not ask for"
         if reason is None and (
             not (left_out or named_as == mine) or src not in (named.group.leader, *named.ranks)
         ):
@@ -719,7 +729,9 @@ class MoshpitPeer:
         seat.retry_at, seat.grouped_at = None, now
         self._let_go(named)
         parts = self._spare_parts.pop() if self._spare_parts else Parts()
-        seat.allreduce = AllReduce(self.me, named, seat.vector, self._seems_alive, now, parts)
+        seat.allreduce = AllReduce(
+            self.me, named, seat.vector, self._seems_alive, now, parts, self._packing(seat, named)
+        )
         self._groups[named.group] = seat.allreduce
         effects: list[Effect] = []
         if not self._trains_in(self.round + 1):
@@ -730,6 +742,17 @@ class MoshpitPeer:
         for early_src, message in self._early.pop(named.group, []):
             effects += seat.allreduce.handle(early_src, message, now)
         return effects
+
+    def _packing(self, seat: Seat, named: GroupNamed) -> Packing | None:
+        if named.compression == "none":
+            return None
+        cells = tuple(seat.cells)
+        if cells not in self._packings:
+            # A new plan gave me other cells: little is lost with what their codec had left out.
+            here = [tuple(other.cells) for other in self._seats]
+            self._packings = {key: self._packings[key] for key in here if key in self._packings}
+            self._packings[cells] = Packing(len(seat.vector), seat.vector.dtype)
+        return self._packings[cells]
 
     def _let_go(self, named: GroupNamed) -> None:
         """Results that nobody can miss any more, because all who had a part in them are here."""

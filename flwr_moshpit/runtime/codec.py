@@ -28,9 +28,13 @@ Decode = Callable[[Any, "Arrays"], Any]
 Put = Callable[[Any], Any]
 Check = Callable[[Any], Any]
 
-DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
+DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype(np.uint8),
+}
 """By number in peer.proto."""
-_DTYPE_NUMBERS = {"f": 1, "d": 2}
+_DTYPE_NUMBERS = {"f": 1, "d": 2, "B": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,9 @@ class Arrays:
         """The next array, of the dtype and size that the protobuf `Array` says."""
         dtype = DTYPES.get(source.dtype)
         size = source.size
-        if dtype is None or size > self._size_max:
+        # Packed elements and their scales take no more than a float64 each.
+        most = self._size_max * (8 if source.dtype == 3 else 1)
+        if dtype is None or size > most:
             raise RemoteProtocolError(f"an array of {size} elements of type {source.dtype}")
         begin, end = self.used_bytes, self.used_bytes + size * dtype.itemsize
         if end > len(self._data):

@@ -18,6 +18,7 @@ class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_NONE: _ClassVar[Dtype]
     FLOAT32: _ClassVar[Dtype]
     FLOAT64: _ClassVar[Dtype]
+    UINT8: _ClassVar[Dtype]
 
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +33,7 @@ DATAGRAM: Lane
 DTYPE_NONE: Dtype
 FLOAT32: Dtype
 FLOAT64: Dtype
+UINT8: Dtype
 ALIVE: Status
 SUSPECT: Status
 DEAD: Status
@@ -262,7 +264,7 @@ class Announce(_message.Message):
     def __init__(self, key: _Optional[_Union[GroupKey, _Mapping]] = ..., eta_s: _Optional[float] = ..., local_s: _Optional[float] = ...) -> None: ...
 
 class Arrive(_message.Message):
-    __slots__ = ("key", "weight", "dim", "schema", "incarnation", "sweep", "local_s")
+    __slots__ = ("key", "weight", "dim", "schema", "incarnation", "sweep", "local_s", "compression")
     KEY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +272,7 @@ class Arrive(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
     LOCAL_S_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     key: GroupKey
     weight: float
     dim: int
@@ -277,7 +280,8 @@ class Arrive(_message.Message):
     incarnation: int
     sweep: bool
     local_s: float
-    def __init__(self, key: _Optional[_Union[GroupKey, _Mapping]] = ..., weight: _Optional[float] = ..., dim: _Optional[int] = ..., schema: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., sweep: bool = ..., local_s: _Optional[float] = ...) -> None: ...
+    compression: str
+    def __init__(self, key: _Optional[_Union[GroupKey, _Mapping]] = ..., weight: _Optional[float] = ..., dim: _Optional[int] = ..., schema: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., sweep: bool = ..., local_s: _Optional[float] = ..., compression: _Optional[str] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("key", "sweep")
@@ -360,7 +364,7 @@ class Share(_message.Message):
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., reducer: _Optional[str] = ...) -> None: ...
 
 class GroupNamed(_message.Message):
-    __slots__ = ("group", "version", "members", "shares", "ranks", "dim", "part_elems", "stall_s", "sweep")
+    __slots__ = ("group", "version", "members", "shares", "ranks", "dim", "part_elems", "stall_s", "sweep", "compression")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +374,7 @@ class GroupNamed(_message.Message):
     PART_ELEMS_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     group: GroupId
     version: Version
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -379,7 +384,8 @@ class GroupNamed(_message.Message):
     part_elems: int
     stall_s: float
     sweep: bool
-    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., ranks: _Optional[_Iterable[str]] = ..., dim: _Optional[int] = ..., part_elems: _Optional[int] = ..., stall_s: _Optional[float] = ..., sweep: bool = ...) -> None: ...
+    compression: str
+    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., ranks: _Optional[_Iterable[str]] = ..., dim: _Optional[int] = ..., part_elems: _Optional[int] = ..., stall_s: _Optional[float] = ..., sweep: bool = ..., compression: _Optional[str] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("group", "offset", "data")
