@@ -23,7 +23,7 @@ from flwr_moshpit.simulation.network import Network
 
 FLEET = "jetson-orin-nano:0.7,jetson-orin-nx-16gb:0.3"
 GIGABIT = Network.uniform(latency_s=0.0005, uplink_bytes_per_s=117.5e6)
-RATES = (0, 200, 600)
+RATES = (0, 600)
 """Crashes in an hour, in percent of the peers."""
 CLAIMED = ("moshpit", "rfast")
 STEPS_SHARE, POINTS = 0.6, 5.0
@@ -32,12 +32,12 @@ STEPS_SHARE, POINTS = 0.6, 5.0
 def main() -> int:
     arguments = parser(__doc__, seeds=3, tries=1)
     arguments.add_argument("--local-steps", type=int, default=5)
-    arguments.add_argument("--until-s", type=float, default=1200.0, help="virtual time of each run")
+    arguments.add_argument("--until-s", type=float, default=800.0, help="virtual time (800 s)")
     args = arguments.parse_args()
     steps = args.local_steps
     algorithms = {
         "moshpit": Moshpit(local_steps=steps),
-        "rfast": RFast(local_steps=steps, learning_rate=0.1),
+        "rfast": RFast(local_steps=steps, learning_rate=0.4),
         "ring": Ring(local_steps=steps),
         "random-groups": RandomGroups(local_steps=steps),
         "fedavg": FedAvg(local_steps=steps),

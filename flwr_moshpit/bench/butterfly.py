@@ -23,9 +23,9 @@ from flwr_moshpit.bench.bare_grpc import GrpcButterfly, peer_id
 from flwr_moshpit.bench.bare_sockets import SocketButterfly
 from flwr_moshpit.bench.split import Split
 from flwr_moshpit.errors import MoshpitError
+from flwr_moshpit.parent import end_with_parent
 from flwr_moshpit.protocol.machine import Vector
 from flwr_moshpit.runtime.identity import Authority, Identity
-from flwr_moshpit.runtime.trainer_process import end_with_parent
 
 HANG_S = 120.0
 GRPC, SOCKETS = "grpc", "sockets"

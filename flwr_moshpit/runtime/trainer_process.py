@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import signal
 import threading
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from flwr_moshpit.errors import ConfigError, TrainerError
+from flwr_moshpit.parent import end_with_parent
 from flwr_moshpit.protocol.machine import Job, JobId, Result, Vector
 from flwr_moshpit.runtime.compute import Answer, JobThread, Offer, Task, run_job
 
@@ -207,12 +207,3 @@ def _serve(pipe: Connection, task: Task) -> None:
             except Exception as error:
                 answer = _Failure(error)
             _send(pipe, answer)
-
-
-def end_with_parent() -> None:
-    """Wait for the end of the process that has started this one, and end it too, at once."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    # Not sys.exit: the main thread may be in a job that takes minutes, whose result nobody wants.
-    os._exit(1)

@@ -18,11 +18,12 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from flwr_moshpit.errors import ConfigError, MoshpitError, TrainerError
+from flwr_moshpit.parent import end_with_parent
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.driver import Buildable
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trace import Recipe
-from flwr_moshpit.runtime.trainer_process import ProcessCompute, end_with_parent
+from flwr_moshpit.runtime.trainer_process import ProcessCompute
 
 # Commands
 

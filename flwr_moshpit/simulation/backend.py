@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -14,6 +15,7 @@ from multiprocessing import get_context
 from typing import Protocol
 
 from flwr_moshpit.errors import ConfigError, TrainerError
+from flwr_moshpit.parent import end_with_parent
 from flwr_moshpit.protocol.machine import (
     CorrectedSteps,
     Evaluate,
@@ -106,7 +108,7 @@ class WorkerBackend:
         # Forked children would inherit torch's threads in an unknown state.
         context = get_context("spawn")
         self._pools = [
-            ProcessPoolExecutor(1, mp_context=context, initializer=_ignore_interrupts)
+            ProcessPoolExecutor(1, mp_context=context, initializer=_begin_worker)
             for _ in range(workers)
         ]
         try:
@@ -218,9 +220,10 @@ _Sent = Result | tuple[str, str]
 _loaded: list[Trainer] = []
 
 
-def _ignore_interrupts() -> None:
+def _begin_worker() -> None:
     # Ctrl-C reaches the whole group of processes; the engine ends the workers when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _load(payload: bytes) -> None:

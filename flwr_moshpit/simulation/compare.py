@@ -15,6 +15,7 @@ import dataclasses
 import multiprocessing
 import pickle
 import signal
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 
 from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.observe.observer import Observer
+from flwr_moshpit.parent import end_with_parent
 from flwr_moshpit.simulation.comparison import Comparison
 from flwr_moshpit.simulation.contest import Contest, Task, settings_of, steps_per_round
 from flwr_moshpit.simulation.fleet import Fleet
@@ -193,7 +195,7 @@ def _in_workers(
     # Forked children would inherit torch's threads in an unknown state.
     context = multiprocessing.get_context("spawn")
     others = multiprocessing.active_children()
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
         futures = {pool.submit(run_task, contest, task): task for task in tasks}
         try:
             for future in as_completed(futures):
@@ -213,9 +215,10 @@ def _in_workers(
                         child.terminate()
 
 
-def _ignore_interrupts() -> None:
+def _begin_worker() -> None:
     # Ctrl-C reaches the whole group of processes; the parent ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _check_picklable(contest: Contest) -> None:

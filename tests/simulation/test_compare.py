@@ -7,6 +7,9 @@ import functools
 import itertools
 import json
 import math
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.observe.band_plot import band_figure, spread_labels
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.protocol import build
+from flwr_moshpit.protocol.machine import Trained, Vector
 from flwr_moshpit.simulation.compare import compare, run_task
 from flwr_moshpit.simulation.comparison import CURVES, RESULTS, Comparison
 from flwr_moshpit.simulation.contest import EVALUATIONS, Contest, Task
@@ -27,6 +31,8 @@ from flwr_moshpit.simulation.history import Point
 from flwr_moshpit.simulation.intervals import mean_interval, ratio_interval
 from flwr_moshpit.simulation.reach import Run, best_try, derived_target, reach
 from tests.trainers import QuadraticTrainer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def quadratic(factor: float) -> QuadraticTrainer:
@@ -217,6 +223,36 @@ def test_worker_processes_change_nothing() -> None:
 def test_wrong_settings(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         contest(**given)
+
+
+class Endless(QuadraticTrainer):
+    def train(self, client: int, params: Vector, num_steps: int, seed: int) -> Trained:
+        sys.stdout.write("training\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+        raise AssertionError
+
+
+def endless(factor: float) -> Endless:
+    return Endless(dim=8)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_comparison_that_is_killed() -> None:
+    code = (
+        "from tests.simulation import test_compare as t\n"
+        "if __name__ == '__main__':\n"
+        "    t.compare(t.contest(make_trainer=t.endless), workers=1)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "training\n"
+        command.kill()
+        # The worker holds the other end of this pipe as well: it is read to its end when both are
+        # gone. A worker that stays would hold it for ever.
+        command.communicate(timeout=120)
 
 
 def test_what_cannot_travel_to_workers_is_said() -> None:
