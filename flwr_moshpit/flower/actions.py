@@ -17,7 +17,8 @@ from flwr_moshpit.flower.compat import (
     register,
     wrap_actions,
 )
-from flwr_moshpit.flower.orders import from_message, to_reply
+from flwr_moshpit.flower.memory import Memory
+from flwr_moshpit.flower.orders import from_message, to_reply, undoes
 from flwr_moshpit.flower.peer_actions import add_peer_actions
 from flwr_moshpit.flower.requests import perform
 from flwr_moshpit.user_code import one_torch_thread
@@ -76,8 +77,12 @@ def _under_orders(
         message.content = content
         return call_next(message, context)
 
+    memory = Memory(context, undo=undoes(message))
     try:
         with one_torch_thread():
-            return to_reply(perform(request, call, context), message)
+            reply = perform(request, call, memory.context)
+        if request.keeps:
+            memory.keep()
+        return to_reply(reply, message)
     except MoshpitError as error:
         return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=message)

@@ -107,6 +107,9 @@ class InProcessApp:
         """See `Carrier`. Each client has a context of its own that persists."""
         return [self._answer(request) for request in requests]
 
+    def settle(self, clients: Sequence[int]) -> None:
+        """See `Carrier`. Here everything is done at once."""
+
     def _answer(self, request: Request) -> Reply:
         app = self.client_app()
         client = request.client

@@ -300,7 +300,7 @@ class FlowerTrainer:
     def evaluate(self, params: Vector, client: int | None = None) -> Evaluated:
         """Clients' contexts stay as they were: looking more often changes nothing."""
         if client is not None:
-            return hold(self._evaluation([client], params), self._carrier)
+            return self._evaluate_on([client], params)
         function = self._evaluate_fn
         ref = self._run_config.get("evaluate-fn")
         if function is None and ref is not None:
@@ -308,12 +308,16 @@ class FlowerTrainer:
         if function is None:
             count = min(self._num_clients, _CLIENTS_EVALUATED)
             some = [index * self._num_clients // count for index in range(count)]
-            return hold(self._evaluation(some, params), self._carrier)
+            return self._evaluate_on(some, params)
         kept = self.layout.kept(self._first())
         with user_code(Call(None), seed=0):
             found = function(0, array_record(self.layout.unflatten(params, kept)))
         metrics = dict(found or {})
         return Evaluated(int(metrics.get("num-examples", 1)), common_names(metrics.items()))
+
+    def _evaluate_on(self, clients: Sequence[int], params: Vector) -> Evaluated:
+        self._carrier.settle(clients)
+        return hold(self._evaluation(clients, params), self._carrier)
 
     def _evaluation(self, clients: Sequence[int], params: Vector) -> Talk[Evaluated]:
         """The mean over `clients`, who are asked at the same time."""
@@ -361,9 +365,13 @@ class FlowerTrainer:
         num_steps: int,
         epochs: Epochs | None = None,
     ) -> Talk[Reply]:
-        [reply] = yield [
-            self._request(message_type, client, params, seed, num_steps, epochs=epochs)
-        ]
+        request = self._request(message_type, client, params, seed, num_steps, epochs=epochs)
+        try:
+            [reply] = yield [request]
+        except GeneratorExit:
+            # The job was cancelled before its time: this call has never been.
+            self._client(client).num_calls -= 1
+            raise
         if message_type == "train":
             self._reads_steps = reply.steps_were_read
         return reply

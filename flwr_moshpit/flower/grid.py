@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,11 +16,9 @@ from flwr_moshpit.flower.client import FlowerTrainer
 from flwr_moshpit.flower.messages import Reply
 from flwr_moshpit.flower.orders import from_reply, to_message
 from flwr_moshpit.flower.requests import Request, Talk
-from flwr_moshpit.protocol.machine import Job
+from flwr_moshpit.protocol.machine import Job, Result
 from flwr_moshpit.simulation.backend import Outcome, WorkItem, examples_of, read_only
 from flwr_moshpit.user_code import Call
-
-T = TypeVar("T")
 
 POLL_S = 0.02
 """Between two looks for replies; Flower's own engine takes 5 ms for the smallest call."""
@@ -27,130 +26,218 @@ NODES_S = 60.0
 """How long SuperNodes may take to appear after a run has begun."""
 
 
+class _Work:
+    """One call of a client that is to come, under way, or answered."""
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+        self.reply: Message | None = None
+        self.is_done = False
+        self.is_settled = True
+        """Whether it has happened, as far as virtual time has come; else it may be given up."""
+        self.is_given_up = False
+
+    def request(self) -> Request | None:
+        """What to ask, when its turn has come; None for nothing."""
+        raise NotImplementedError
+
+    def take(self) -> None:
+        """The reply is there, and it has happened."""
+
+
 class GridCarrier:
-    """Carries requests to SuperNodes and replies back, as each comes."""
+    """Carries requests to SuperNodes and replies back, each as soon as it can.
+
+    A client has one message under way at a time: Flower's simulation would otherwise start both
+    from the context of before and keep what the last one left.
+    """
 
     def __init__(self, grid: Grid, nodes: Sequence[int]) -> None:
         """`nodes`: the SuperNode of each client."""
         self._grid = grid
         self._nodes = nodes
+        self._queues: dict[int, deque[_Work]] = {}
+        self._sent: dict[str, _Work] = {}
+        self._unsettled: dict[int, _Work] = {}
+        """By client: what was answered ahead of its time."""
+        self._undo: dict[int, None] = {}
+        """Clients that shall forget their last call."""
+
+    def settle(self, clients: Sequence[int]) -> None:
+        while any(work.is_settled for client in clients for work in self._queues.get(client, ())):
+            self._pull()
 
     def exchange(self, requests: Sequence[Request]) -> list[Reply]:
-        def talk() -> Talk[list[Reply]]:
-            replies = yield requests
-            return list(replies)
+        asked = [_Question(request) for request in requests]
+        for question in asked:
+            self.add(question)
+        for question in asked:
+            self.wait(question)
+        return [question.answer() for question in asked]
 
-        [outcome] = self.hold_all([(0, talk())])
-        if isinstance(outcome, TrainerError):
-            raise outcome
-        return outcome
+    def add(self, work: _Work) -> None:
+        """Ask as soon as the client is free."""
+        queue = self._queues.setdefault(work.client, deque())
+        queue.append(work)
+        if len(queue) == 1:
+            self._send_next(work.client)
 
-    def hold_all(self, talks: Sequence[tuple[int, Talk[T]]]) -> list[T | TrainerError]:
-        """What each of the (client, talk) comes to.
+    def wait(self, work: _Work) -> None:
+        """Until it is answered. It must not have been given up."""
+        while not work.is_done:
+            self._pull()
 
-        Clients go on at the same time, each at its own pace; a client's talks one after the other,
-        since Flower's simulation would start both from the context of before.
-        """
-        under = [_Under(client, talk) for client, talk in talks]
-        queues: dict[int, list[_Under]] = {}
-        for one in under:
-            queues.setdefault(one.client, []).append(one)
-        sent: dict[str, tuple[_Under, int]] = {}
-        moved = [queue[0] for queue in queues.values()]
-        while True:
-            asking: list[_Under] = []
-            for one in moved:
-                queue = queues[one.client]
-                while queue and not queue[0].wants():
-                    queue.pop(0)
-                asking += queue[:1]
-            self._send(asking, sent)
-            if not sent:
-                return [one.outcome for one in under]
-            moved = self._replied(sent)
-
-    def _send(self, asking: Sequence[_Under], sent: dict[str, tuple[_Under, int]]) -> None:
-        if not asking:
+    def settled(self, work: _Work) -> None:
+        """From now it has happened."""
+        if work.is_settled:
             return
-        slots = [(one, slot) for one in asking for slot in range(len(one.requests))]
-        messages = []
-        for one, slot in slots:
-            request = one.requests[slot]
-            messages.append(to_message(request, self._nodes[request.client]))
-        ids = list(self._grid.push_messages(messages))
-        if len(ids) != len(messages):
-            raise TrainerError(
-                f"Flower took {len(ids)} of {len(messages)} messages: a SuperNode has left the run"
-            )
-        sent.update(zip(ids, slots, strict=True))
+        work.is_settled = True
+        if work.is_done:
+            self._unsettled.pop(work.client, None)
+            work.take()
 
-    def _replied(self, sent: dict[str, tuple[_Under, int]]) -> list[_Under]:
-        """Wait for a reply; those whose replies are complete now."""
-        while not (messages := list(self._grid.pull_messages(list(sent)))):
+    def give_up(self, work: _Work) -> None:
+        """It shall not have happened."""
+        work.is_given_up = True
+        if work.is_done:
+            self._unsettled.pop(work.client, None)
+            self._undo[work.client] = None
+        elif work in self._queues[work.client] and work not in self._sent.values():
+            self._queues[work.client].remove(work)
+
+    def _send_next(self, client: int) -> None:
+        queue = self._queues[client]
+        while queue:
+            work = queue[0]
+            request = work.request()
+            if request is not None:
+                break
+            work.is_done = True
+            queue.popleft()
+        else:
+            return
+        # Who only looks shall not see what was done ahead of its time.
+        undo = client in self._undo or (not request.keeps and client in self._unsettled)
+        if request.keeps:
+            self._undo.pop(client, None)
+        [message_id] = self._grid.push_messages([to_message(request, self._nodes[client], undo)])
+        if message_id is None:
+            raise TrainerError(f"client {client}: its SuperNode has left the run")
+        self._sent[message_id] = work
+
+    def _pull(self) -> None:
+        """Take in the replies that are there, at least one."""
+        while not (messages := list(self._grid.pull_messages(list(self._sent)))):
             time.sleep(POLL_S)
-        complete = []
         for message in messages:
-            one, slot = sent.pop(message.metadata.reply_to_message_id)
-            one.replies[slot] = message
-            if all(one.replies):
-                complete.append(one)
-        return complete
-
-
-class _Under:
-    """A talk that is under way."""
-
-    def __init__(self, client: int, talk: Talk[Any]) -> None:
-        self.client = client
-        self.requests: Sequence[Request] = ()
-        self.replies: list[Message | None] = []
-        self.outcome: Any = None
-        self._talk = talk
-        self._begun = False
-
-    def wants(self) -> bool:
-        """Hand over the replies; whether there are requests now, and not an outcome."""
-        try:
-            if self._begun:
-                self.requests = self._talk.send(self._read())
+            work = self._sent.pop(message.metadata.reply_to_message_id)
+            work.reply, work.is_done = message, True
+            self._queues[work.client].popleft()
+            if work.is_given_up:
+                self._undo[work.client] = None
+            elif work.is_settled:
+                work.take()
             else:
-                self._begun = True
-                self.requests = next(self._talk)
+                self._unsettled[work.client] = work
+            self._send_next(work.client)
+
+
+class _Question(_Work):
+    """A request whose reply somebody waits for."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.client)
+        self._request = request
+
+    def request(self) -> Request:
+        return self._request
+
+    def answer(self) -> Reply:
+        assert self.reply is not None
+        return from_reply(self.reply, str(Call(self.client, self._request.step)))
+
+
+class _Job(_Work):
+    """A job of the engine, which may be cancelled before it is due."""
+
+    def __init__(self, item: WorkItem, talk: Talk[Result]) -> None:
+        super().__init__(item.client)
+        self.item = item
+        """Kept, because its id tells it from others."""
+        self.outcome: Outcome | None = None
+        self.is_settled = False
+        self._talk = talk
+        self._whose = ""
+
+    def request(self) -> Request | None:
+        try:
+            [request] = next(self._talk)
         except StopIteration as end:
-            self.outcome = end.value
-            return False
+            self.outcome = read_only(end.value)
+            return None
         except TrainerError as error:
             self.outcome = error
-            return False
-        self.replies = [None] * len(self.requests)
-        return True
+            return None
+        self._whose = str(Call(self.client, request.step))
+        return request
 
-    def _read(self) -> list[Reply]:
-        return [
-            from_reply(cast(Message, reply), str(Call(request.client, request.step)))
-            for request, reply in zip(self.requests, self.replies, strict=True)
-        ]
+    def take(self) -> None:
+        if self.reply is None:
+            return
+        try:
+            self._talk.send([from_reply(self.reply, self._whose)])
+        except StopIteration as end:
+            self.outcome = read_only(end.value)
+        except TrainerError as error:
+            self.outcome = error
+
+    def close(self) -> None:
+        """Take back what asking has counted."""
+        self._talk.close()
 
 
 class GridBackend:
-    """Jobs of a virtual-time engine as messages to SuperNodes, a batch at a time."""
+    """Jobs of a virtual-time engine as messages to SuperNodes, begun when they are submitted."""
 
     is_lazy = False
 
     def __init__(self, trainer: FlowerTrainer, carrier: GridCarrier) -> None:
         self._trainer = trainer
         self._carrier = carrier
+        self._jobs: dict[int, _Job] = {}
         self.num_jobs = 0
-        """Carried out so far."""
+        """Begun so far."""
 
     def examples(self, client: int, job: Job) -> int | None:
         return examples_of(self._trainer, client, job)
 
+    def begin(self, item: WorkItem) -> None:
+        self.num_jobs += 1
+        job = _Job(item, self._trainer.talk(item.client, item.job, item.seed))
+        self._jobs[id(item)] = job
+        self._carrier.add(job)
+
+    def settle(self, item: WorkItem) -> None:
+        self._carrier.settled(self._jobs[id(item)])
+
+    def give_up(self, item: WorkItem) -> None:
+        job = self._jobs.pop(id(item))
+        if not job.is_settled:
+            self._carrier.give_up(job)
+            job.close()
+
+    def outcome(self, item: WorkItem) -> Outcome:
+        job = self._jobs.pop(id(item))
+        self._carrier.settled(job)
+        self._carrier.wait(job)
+        assert job.outcome is not None
+        return job.outcome
+
     def run(self, batch: Sequence[WorkItem]) -> Iterator[Outcome]:
-        self.num_jobs += len(batch)
-        talks = [(i.client, self._trainer.talk(i.client, i.job, i.seed)) for i in batch]
-        for outcome in self._carrier.hold_all(talks):
-            yield outcome if isinstance(outcome, TrainerError) else read_only(outcome)
+        for item in batch:
+            self.begin(item)
+        for item in batch:
+            yield self.outcome(item)
 
     def close(self) -> None:
         """Flower's engine ends with the run."""

@@ -19,13 +19,14 @@ from flwr_moshpit.vector import ArraySpec, Layout
 _ORDERS, _VECTORS, _KEPT = "moshpit", "moshpit-vectors", "moshpit-kept"
 
 
-def to_message(request: Request, node_id: int) -> Message:
-    """`request` for the SuperNode `node_id`."""
+def to_message(request: Request, node_id: int, undo: bool = False) -> Message:
+    """`request` for the SuperNode `node_id`; `undo`: its last call shall not have been."""
     orders: dict[str, Any] = {
         "client": request.client,
         "seed": request.seed,
         "step": request.step or 0,
         "keeps": request.keeps,
+        "undo": undo,
     }
     config = {name: value for name, value in request.config.items() if value is not None}
     content = RecordDict({"arrays": request.arrays, "config": ConfigRecord(config)})
@@ -71,6 +72,12 @@ def from_message(message: Message) -> Request | None:
         keeps=orders["keeps"],
         epochs=epochs,
     )
+
+
+def undoes(message: Message) -> bool:
+    """Whether the client's last call shall not have been."""
+    orders: Any = message.content.config_records[_ORDERS]
+    return bool(orders["undo"])
 
 
 def to_reply(reply: Reply, message: Message) -> Message:

@@ -63,6 +63,10 @@ class Carrier(Protocol):
         """The replies, in order. Raises TrainerError for what a ClientApp raised."""
         ...
 
+    def settle(self, clients: Sequence[int]) -> None:
+        """Wait until what these clients have done is known."""
+        ...
+
 
 def hold(talk: Talk[T], carrier: Carrier) -> T:
     """What `talk` comes to when `carrier` carries its requests."""

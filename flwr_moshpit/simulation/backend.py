@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.parent import end_with_parent
@@ -62,6 +62,30 @@ class ComputeBackend(Protocol):
 
     def close(self) -> None:
         """Give back processes and memory. Harmless twice."""
+        ...
+
+
+@runtime_checkable
+class EarlyBackend(ComputeBackend, Protocol):
+    """Begins jobs when they are submitted, so that all its processors have work all the time.
+
+    What comes out is the same: a job that is given up before it is settled was never done.
+    """
+
+    def begin(self, item: WorkItem) -> None:
+        """Carry it out as soon as may be."""
+        ...
+
+    def settle(self, item: WorkItem) -> None:
+        """From now what it has changed counts: others would run it now."""
+        ...
+
+    def give_up(self, item: WorkItem) -> None:
+        """Nobody asks for its outcome; if it is not settled, take back what it has changed."""
+        ...
+
+    def outcome(self, item: WorkItem) -> Outcome:
+        """Wait for it, once."""
         ...
 
 

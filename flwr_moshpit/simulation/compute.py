@@ -25,7 +25,7 @@ from flwr_moshpit.protocol.machine import (
     Trained,
 )
 from flwr_moshpit.simulation.agenda import Agenda, Ticket
-from flwr_moshpit.simulation.backend import ComputeBackend, Outcome, WorkItem
+from flwr_moshpit.simulation.backend import ComputeBackend, EarlyBackend, Outcome, WorkItem
 from flwr_moshpit.trainer import Cost
 
 _BATCH_BYTES = 1 << 30
@@ -69,7 +69,7 @@ class Slot:
 class Pending:
     """A job that has been submitted and not answered."""
 
-    __slots__ = ("began_s", "due_s", "item", "job_id", "outcome", "slot", "ticket")
+    __slots__ = ("began_s", "due_s", "has_run", "item", "job_id", "outcome", "slot", "ticket")
 
     def __init__(self, slot: Slot, job_id: JobId, item: WorkItem, now: float) -> None:
         self.slot = slot
@@ -80,6 +80,8 @@ class Pending:
         self.ticket: Ticket | None = None
         """For what the agenda does at `due_s`."""
         self.outcome: Outcome | None = None
+        self.has_run = False
+        """Whether there is an outcome or, of a job that was begun early, one will be there."""
 
 
 class JobPool:
@@ -102,6 +104,7 @@ class JobPool:
     ) -> None:
         self._agenda = agenda
         self._backend = backend
+        self._early = backend if isinstance(backend, EarlyBackend) else None
         self._cost = cost
         self._seed = seed
         self._tell = tell
@@ -125,6 +128,8 @@ class JobPool:
             slot.started += 1
         pending = Pending(slot, job_id, WorkItem(slot.client, job, seed), now)
         slot.jobs[job_id] = pending
+        if self._early is not None:
+            self._early.begin(pending.item)
         known = None if isinstance(job, Evaluate) else self._backend.examples(slot.client, job)
         if known is not None:
             self._set_due(pending, now + self._duration_s(slot, known))
@@ -136,6 +141,8 @@ class JobPool:
         if pending is not None:
             if pending.ticket is not None:
                 self._agenda.cancel(pending.ticket)
+            if self._early is not None and pending.outcome is None:
+                self._early.give_up(pending.item)
             self._account(pending)
 
     def clear(self, slot: Slot) -> None:
@@ -151,7 +158,7 @@ class JobPool:
         for pending in slot.jobs.values():
             if math.isfinite(pending.due_s):
                 self._set_due(pending, now + (pending.due_s - now) * ratio)
-                if pending.outcome is None:
+                if not pending.has_run:
                     self._wait(pending)
 
     def busy_s(self, slot: Slot) -> float:
@@ -183,7 +190,7 @@ class JobPool:
         return pending.slot.jobs.get(pending.job_id) is pending
 
     def _due(self, pending: Pending) -> None:
-        if pending.outcome is None:
+        if not pending.has_run:
             self._run(self._next_batch())
         self._finish(pending)
 
@@ -193,7 +200,7 @@ class JobPool:
         left_bytes = _BATCH_BYTES
         while self._postponed and len(batch) < self._batch_size and left_bytes > 0:
             due_s, _, pending = heappop(self._postponed)
-            stale = pending.due_s != due_s or pending.outcome is not None
+            stale = pending.due_s != due_s or pending.has_run
             if not stale and self._is_wanted(pending):
                 batch[pending] = None
                 left_bytes -= pending.item.job.params.nbytes
@@ -208,13 +215,14 @@ class JobPool:
 
     def _run(self, batch: list[Pending]) -> None:
         """Run jobs and keep their outcomes. Those that an interrupt or an error leaves undone wait
-        again."""
+        again. Of those that were begun early nobody waits for the outcome before they are due."""
+        if self._early is not None:
+            self._settle(self._early, batch)
+            return
         try:
             outcomes = self._backend.run([pending.item for pending in batch])
             for pending, outcome in zip(batch, outcomes, strict=False):
-                if isinstance(outcome, TrainerError) and not self._report_errors:
-                    raise outcome
-                self._keep(pending, outcome)
+                self._keep(pending, self._checked(outcome))
                 if self._backend.is_lazy and self._interrupted():
                     break
         finally:
@@ -222,8 +230,21 @@ class JobPool:
                 if pending.outcome is None:
                     self._wait(pending)
 
+    def _settle(self, early: EarlyBackend, batch: list[Pending]) -> None:
+        for pending in batch:
+            pending.has_run = True
+            early.settle(pending.item)
+        for pending in batch:
+            if pending.due_s == math.inf:
+                self._keep(pending, self._checked(early.outcome(pending.item)))
+
+    def _checked(self, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, TrainerError) and not self._report_errors:
+            raise outcome
+        return outcome
+
     def _keep(self, pending: Pending, outcome: Outcome) -> None:
-        pending.outcome = outcome
+        pending.outcome, pending.has_run = outcome, True
         if pending.due_s == math.inf:
             examples = outcome.num_examples if isinstance(outcome, Trained | GradientResult) else 0
             self._set_due(pending, self._agenda.now + self._duration_s(pending.slot, examples))
@@ -237,10 +258,12 @@ class JobPool:
         self._instant.append(pending)
 
     def _finish(self, pending: Pending) -> None:
+        outcome = pending.outcome
+        if outcome is None:
+            assert self._early is not None
+            outcome = self._checked(self._early.outcome(pending.item))
         del pending.slot.jobs[pending.job_id]
         self._account(pending)
-        outcome = pending.outcome
-        assert outcome is not None
         event: Event
         if isinstance(outcome, TrainerError):
             event = ComputeFailed(pending.job_id, str(outcome))

@@ -19,7 +19,7 @@ from flwr_moshpit.user_code import pinned
 class LocalGrid(Grid):
     """Messages and contexts are pickled on their way, as they are to Ray's actors and back.
 
-    Replies come one at a time, the last message's first, and with other random numbers drawn in
+    Replies come a few at a time, the last message's first, and with other random numbers drawn in
     between, so nothing can depend on their order or on who calls.
     """
 
@@ -59,15 +59,20 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         wanted = set(message_ids)
-        message = self._waiting.pop()
-        assert message.metadata.message_id in wanted
-        return [self._answer(message)]
+        replies = []
+        for _ in range(min(len(self._waiting), 1 + next(self._number) % 4)):
+            message = self._waiting.pop()
+            assert message.metadata.message_id in wanted
+            replies.append(self._answer(message))
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         ids = self.push_messages(messages)
-        replies = [reply for _ in ids for reply in self.pull_messages(ids)]
+        replies: list[Message] = []
+        while len(replies) < len(ids):
+            replies += self.pull_messages(ids)
         return replies
 
     def _answer(self, message: Message) -> Message:

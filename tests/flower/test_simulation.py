@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.flower import App, bootstrap_app, load_app
+from flwr_moshpit.flower.grid import GridCarrier
 from flwr_moshpit.flower.messages import array_record
 from flwr_moshpit.flower.settings import flower_settings
 from flwr_moshpit.flower.simulation import simulate_on_grid
@@ -154,6 +155,30 @@ def test_the_digest_is_that_of_simulate(tmp_path: Path, config: dict[str, Any]) 
     # Jobs are on their way together, not one after the other.
     assert max(grid.sizes) == 7
     np.testing.assert_array_equal(run.params["x"], here.params["x"])
+
+
+def test_what_a_crash_overtakes_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from the app's state, though the call was made ahead of its time."""
+    given_up: list[bool] = []
+    give_up = GridCarrier.give_up
+
+    def noted(carrier: GridCarrier, work: Any) -> None:
+        given_up.append(work.is_done)
+        give_up(carrier, work)
+
+    monkeypatch.setattr(GridCarrier, "give_up", noted)
+    app = write_app(tmp_path, "examples-per-step = 4\nflops-per-example = 2e9")
+    crashes = "; ".join(
+        f"crash peer={k} at {0.031 * k:.3f} s, back after 0.04 s" for k in range(1, 7)
+    )
+    for algorithm in ("moshpit", "adpsgd"):
+        config = {"faults": crashes, "rounds": 6, "algorithm": algorithm}
+        run, _ = on_grid(app, 7, tmp_path / algorithm, **config)
+        assert run.digest == simulated(app, 7, **config).digest
+    # Some before their reply was there, some after.
+    assert set(given_up) == {False, True}
 
 
 def test_examples_that_only_training_tells(tmp_path: Path) -> None:
