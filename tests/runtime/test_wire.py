@@ -255,6 +255,7 @@ def hostile_frames(seed: int, count: int) -> Any:
         to_frame(message)
         for message in (
             messages.Part(GROUP, 0, vector),
+            messages.Part(GROUP, 0, np.arange(40, dtype=np.uint8)),
             messages.Stands(named, PeerId("a")),
             messages.NewerPlan(plan),
             example(messages.Model, v=vector, direction=vector, path=(PeerId("a"),)),

@@ -1,0 +1,52 @@
+"""What a link says next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flwr_moshpit.protocol import messages
+from flwr_moshpit.protocol.machine import PeerId, Round
+from flwr_moshpit.runtime import peer_pb2 as pb
+from flwr_moshpit.runtime.frames import unpack
+from flwr_moshpit.runtime.outbox import Outbox
+from flwr_moshpit.runtime.sender import Sender
+from flwr_moshpit.runtime.wire import Limits
+
+LIMITS = Limits(1 << 20)
+KEY = messages.GroupKey(messages.PlanId(1, PeerId("a")), Round(3), 0, 0)
+GROUP = messages.GroupId(KEY, PeerId("a"), 0)
+
+
+class Side:
+    def __init__(self) -> None:
+        self.outbox = Outbox(1 << 24)
+        self.owed: list[pb.Receipt] = []
+        self.sender = Sender(self.outbox, LIMITS, 1, 1 << 23, self.receipt)
+
+    def receipt(self) -> pb.Receipt | None:
+        return self.owed.pop() if self.owed else None
+
+    def say(self) -> pb.Frame | None:
+        raw = self.sender.next_frame(0.0)
+        return None if raw is None else unpack(raw, LIMITS)[0]
+
+
+def test_a_receipt_travels_with_what_goes_anyway() -> None:
+    side = Side()
+    side.outbox.put(messages.Part(GROUP, 0, np.ones(8, np.float32)))
+    side.owed.append(pb.Receipt(sequence=7, stream_bytes=100))
+    frame = side.say()
+    assert frame is not None
+    assert frame.WhichOneof("kind") == "envelope"
+    assert (frame.receipt.sequence, frame.receipt.stream_bytes) == (7, 100)
+    assert side.say() is None
+
+
+def test_a_receipt_goes_alone_when_there_is_nothing_else() -> None:
+    side = Side()
+    side.owed.append(pb.Receipt(sequence=7))
+    frame = side.say()
+    assert frame is not None
+    assert frame.WhichOneof("kind") is None
+    assert frame.receipt.sequence == 7
+    assert side.say() is None
