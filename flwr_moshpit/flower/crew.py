@@ -99,6 +99,8 @@ class Crew:
         self._logged = ""
         self._enough_since: float | None = None
         self._began = swarm.is_resumed
+        self.began_at = clock()
+        """When the first peers were started, or, of a swarm that is resumed, looked for."""
 
     def run(self) -> None:
         """Until every peer that can be heard has finished. Raises MoshpitError if none is left."""
@@ -287,6 +289,7 @@ class Crew:
         if coming and now < self._enough_since + JOINING_S:
             return False
         self._began = True
+        self.began_at = now
         log().info("swarm %s: %d peers begin", self._swarm.id, len(joined))
         return True
 

@@ -73,13 +73,14 @@ def train_on_supernodes(app: App, grid: Grid, run_config: Mapping[str, Any]) -> 
             rounds=settings.rounds,
             write=events.write,
         )
-        began_at = time.monotonic()
+        called_at = time.monotonic()
         crew.run()
         ended_at = time.monotonic()
         params = result_of(crew, initial)
         crew.stop()
     swarm.end()
-    results = _results(crew, trainer, grid, settings, params, ended_at - began_at)
+    started_s, wall_s = crew.began_at - called_at, ended_at - crew.began_at
+    results = _results(crew, trainer, grid, settings, params, started_s, wall_s)
     results.save(out)
     for line in results.table().splitlines():
         log().info("%s", line)
@@ -135,8 +136,10 @@ def _results(
     grid: Grid,
     settings: RunSettings,
     params: Vector,
+    start_s: float,
     wall_s: float,
 ) -> SwarmResults:
+    """`wall_s` reaches until Flower has told that all have finished, up to `log-every-s` later."""
     members = [member for member in crew.members.values() if member.peer]
     reachable = [m for m in members if m.state == "finished" and not m.is_silent]
     trainer.prepare(len(reachable), settings.dtype)
@@ -150,7 +153,7 @@ def _results(
         rounds = min(rounds, settings.rounds)
     return SwarmResults(
         wall_s=wall_s,
-        start_s=0.0,
+        start_s=max(0.0, start_s),
         bytes=sum(int((member.end or {}).get("sent-bytes", 0)) for member in members),
         interrupted=False,
         points=[Measured(wall_s, rounds, len(reachable), metrics)],
