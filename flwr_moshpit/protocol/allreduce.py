@@ -257,14 +257,7 @@ class AllReduce:
                 for peer, why in self._lost.items()
             ]
         else:
-            for offset, (_, reducer) in self._pieces.items():
-                if reducer == self.me:
-                    for peer in self._missing_parts(offset):
-                        asked.setdefault(peer, []).append(Send(peer, Ask(self.group, offset)))
-                elif offset not in self._averages:
-                    source = self._holder or reducer
-                    fetch = Fetch(self.group, self._version, offset)
-                    asked.setdefault(source, []).append(Send(source, fetch))
+            asked = self._questions()
         effects: list[Effect] = []
         for peer, questions in asked.items():
             self._silences[peer] = self._silences.get(peer, 0) + 1
@@ -273,6 +266,19 @@ class AllReduce:
             else:
                 effects += questions
         return effects
+
+    def _questions(self) -> dict[PeerId, list[Effect]]:
+        """What to ask of whom: for parts of the pieces that are mine, for averages of the others."""
+        asked: dict[PeerId, list[Effect]] = {}
+        for offset, (_, reducer) in self._pieces.items():
+            if reducer == self.me:
+                for peer in self._missing_parts(offset):
+                    asked.setdefault(peer, []).append(Send(peer, Ask(self.group, offset)))
+            elif offset not in self._averages:
+                source = self._holder or reducer
+                fetch = Fetch(self.group, self._version, offset)
+                asked.setdefault(source, []).append(Send(source, fetch))
+        return asked
 
     def on_lost(self, peer: PeerId, now: float) -> list[Effect]:
         """The membership sees `peer` dead."""
@@ -300,10 +306,8 @@ class AllReduce:
         for offset, to in list(self._sent_to.items()):
             if to == peer:
                 effects += self._send_part(offset, peer)
-        for offset, (_, reducer) in self._pieces.items():
-            if reducer == peer and offset not in self._averages:
-                effects.append(Send(peer, Fetch(self.group, self.named.version, offset)))
-        return effects
+        # Should it be dead, this is lost too, and says so.
+        return effects + self._questions().get(peer, [])
 
     def forgotten_by(self, src: PeerId, finished: bool, now: float) -> list[Effect]:
         """`src` is not in the group, or was, and is so long past it that it cannot serve it."""
