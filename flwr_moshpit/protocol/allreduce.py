@@ -268,7 +268,7 @@ class AllReduce:
         return effects
 
     def _questions(self) -> dict[PeerId, list[Effect]]:
-        """What to ask of whom: for parts of the pieces that are mine, for averages of the others."""
+        """What to ask of whom: parts of pieces that are mine, averages of the others."""
         asked: dict[PeerId, list[Effect]] = {}
         for offset, (_, reducer) in self._pieces.items():
             if reducer == self.me:
