@@ -48,6 +48,10 @@ STALL_S = 2.0
 STALL_S_MAX = 3600.0
 """Whatever a peer says of its link, nobody waits longer than this without asking."""
 
+UNKNOWN_BYTES_PER_S = 1.25e6
+"""What a line is taken to carry of which nothing is known yet: asking again for what is still on
+its way would fill it with copies."""
+
 LOBBIES_MAX = 256
 """Lobbies that a leader keeps; before more are opened, those of past rounds are given up."""
 
@@ -413,7 +417,7 @@ class Rendezvous:
             if count:
                 named_shares.append(Share(begin, begin + count, peer))
                 begin += count
-        slowest = min([rate for rate in uplinks if rate], default=math.inf)
+        slowest = min([rate or UNKNOWN_BYTES_PER_S for rate in uplinks])
         stall_s = min(max(STALL_S, 8 * terms.dim * terms.itemsize / slowest), STALL_S_MAX)
         return GroupNamed(
             GroupId(key, self.me, self._incarnation),

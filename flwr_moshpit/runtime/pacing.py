@@ -13,7 +13,8 @@ from collections import deque
 QUEUE_S = 0.2
 """How long the queue may be."""
 LEAST_BYTES = 1 << 16
-FIRST_BYTES = 1 << 18
+"""Also the first window: many links that all begin with more would fill a slow line for seconds;
+a fast one doubles it with every round trip."""
 
 
 class Pacer:
@@ -21,7 +22,7 @@ class Pacer:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self.window_bytes = min(FIRST_BYTES, most_bytes)
+        self.window_bytes = min(LEAST_BYTES, most_bytes)
         self.under_way_bytes = 0
         self.round_trip_s: float | None = None
         """The shortest seen."""

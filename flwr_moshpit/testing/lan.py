@@ -6,6 +6,7 @@ missing. Everything is removed when the `with` block ends, processes in the name
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -55,10 +56,12 @@ class Lan:
         traceback: TracebackType | None,
     ) -> None:
         for name in self._namespaces:
-            pids = _run(f"ip netns pids {name}").split()
-            if pids:
-                subprocess.run(["kill", "-9", *pids], check=False, env=_ENV, capture_output=True)
-            _run(f"ip netns del {name}")
+            with contextlib.suppress(OSError):
+                # What cannot be removed is no reason to leave the others behind.
+                pids = _run(f"ip netns pids {name}").split()
+                if pids:
+                    subprocess.run(["kill", "-9", *pids], env=_ENV, capture_output=True)
+                _run(f"ip netns del {name}")
 
     def add(self, place: str, *, closed: bool = False, bytes_per_s: float | None = None) -> str:
         """A new place; returns its address. closed: nobody can open a connection to it, as behind
