@@ -33,7 +33,7 @@ HANG_S = 120.0
 CONTACT = "contact"
 DIFFERENCE_MAX = 1e-5
 """What rounding may make of the mean of a few float32 of the size of 1."""
-RECORD_WIDTH = 110
+RECORD_WIDTH = 128
 
 _DEATHS = {
     REDUCER: "a reducer, in mid-average",
