@@ -6,7 +6,8 @@ nothing. Claims tested, of this package's Moshpit and R-FAST:
 
 - nobody waits for the dead: at the highest rate they still make at least 60 % of the local steps
   that they make without churn, where the methods that need everybody make fewer;
-- nothing is poisoned: their final accuracy is within 5 points of that without churn.
+- nothing is poisoned: their final accuracy is within 5 points of that without churn, which in turn
+  is at least 0.4, where guessing gives 0.14.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GIGABIT = Network.uniform(latency_s=0.0005, uplink_bytes_per_s=117.5e6)
 RATES = (0, 600)
 """Crashes in an hour, in percent of the peers."""
 CLAIMED = ("moshpit", "rfast")
-STEPS_SHARE, POINTS = 0.6, 5.0
+STEPS_SHARE, POINTS, LEARNED = 0.6, 5.0, 0.4
 
 
 def main() -> int:
@@ -37,7 +38,7 @@ def main() -> int:
     steps = args.local_steps
     algorithms = {
         "moshpit": Moshpit(local_steps=steps),
-        "rfast": RFast(local_steps=steps, learning_rate=0.4),
+        "rfast": RFast(local_steps=steps, learning_rate=0.1),
         "ring": Ring(local_steps=steps),
         "random-groups": RandomGroups(local_steps=steps),
         "fedavg": FedAvg(local_steps=steps),
@@ -71,7 +72,7 @@ def main() -> int:
         before = [run.points[-1].accuracy or 0.0 for run in comparisons[calm].of(name)]
         after = [run.points[-1].accuracy or 0.0 for run in comparisons[worst].of(name)]
         lost = mean_interval([100 * (b - a) for b, a in zip(before, after, strict=True)])
-        kept = share >= STEPS_SHARE and lost.mean <= POINTS
+        kept = share >= STEPS_SHARE and lost.mean <= POINTS and min(before) >= LEARNED
         holds &= kept
         print(
             f"{name} at {worst / 100:g} crashes an hour and peer: {100 * share:.0f} % of the steps "

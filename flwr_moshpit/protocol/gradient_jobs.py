@@ -6,6 +6,7 @@ Only where a job takes less time than news takes to travel it is held back a lit
 
 from __future__ import annotations
 
+import math
 from math import inf
 
 import numpy as np
@@ -24,6 +25,7 @@ from flwr_moshpit.protocol.machine import (
     Start,
     Vector,
 )
+from flwr_moshpit.protocol.step_size import EXPLODED
 from flwr_moshpit.protocol.tracking import Core, Tracking
 
 
@@ -52,6 +54,9 @@ class GradientJobs:
         self._took_at: float | None = None
         self._gradient: Vector | None = None
         """The peer's newest, not weighted."""
+        self._largest = 0.0
+        """Norm of the gradients so far that had not exploded."""
+        self._exploded = False
         self._has_heard = False
 
     def start(self, event: Start, now: float) -> None:
@@ -104,6 +109,7 @@ class GradientJobs:
     def _take(self, gradient: Vector, weight: float, now: float) -> None:
         core = self._core
         self._gradient = gradient
+        self._look_at(gradient)
         weighted = gradient if weight == 1.0 else gradient * core.x.dtype.type(weight)
         core.ledger.set_gradient(weighted)
         core.weight, core.seen = weight, self._step
@@ -120,6 +126,13 @@ class GradientJobs:
             "staleness": core.lag,
         }
         core.emit(Report("round", values))
+
+    def _look_at(self, gradient: Vector) -> None:
+        with np.errstate(over="ignore"):
+            norm = math.sqrt(float(np.vdot(gradient, gradient)))
+        self._exploded = 0 < EXPLODED * self._largest < norm
+        if not self._exploded:
+            self._largest = max(self._largest, norm)
 
     def go_on(self, now: float) -> None:
         """The next job, as soon as it may begin, or the end of training."""
@@ -146,7 +159,9 @@ class GradientJobs:
         if config.local_steps == 1:
             return Gradient(core.x)
         correction = np.zeros_like(core.x)
-        if self._gradient is not None:
+        # Local epochs that have run away correct the next ones by what they met on the way, and
+        # would lead these further astray: those begin without any correction.
+        if self._gradient is not None and not self._exploded:
             correction -= self._gradient
             if core.direction is not None:
                 correction += core.direction

@@ -19,7 +19,9 @@ import numpy as np
 
 from flwr_moshpit.protocol.machine import Vector
 
-_EXPLODED = 10.0
+EXPLODED = 10.0
+"""So many times what was usual is too much."""
+
 _ADAM_SECOND_MOMENT = 0.999
 _ADAM_EPSILON = 1e-8
 
@@ -29,7 +31,9 @@ class StepSize:
 
     scale is 1 until the tracked norm explodes: when the norm of the mean gradient passes 10 times
     the largest that it had during settling (3 round trips from the start and from every change of
-    the contributors), scale is halved, and not again before another 3 round trips.
+    the contributors), scale is halved, and not again before another 3 round trips. Until the halved
+    rate shows, `norm_max` bounds the steps: what has exploded would lead the model so far away that
+    no later gradient brings it back.
     """
 
     def __init__(self, learning_rate: float, round_trip: float) -> None:
@@ -38,6 +42,7 @@ class StepSize:
         """In root steps, smoothed."""
         self._learning_rate = learning_rate
         self._largest = 0.0
+        self._ceiling = math.inf
         self._wait = 3 * self.round_trip
         self._settling = True
         self._contributors = 0
@@ -45,6 +50,11 @@ class StepSize:
     @property
     def rate(self) -> float:
         return self.scale * self._learning_rate / self.round_trip
+
+    @property
+    def norm_max(self) -> float:
+        """Of the mean gradient; a longer one is to be shortened to this before it is used."""
+        return self._ceiling if self._settling else EXPLODED * self._largest
 
     def observe(self, round_trip: float) -> None:
         """One more measurement, in steps."""
@@ -56,12 +66,13 @@ class StepSize:
         if contributors != self._contributors:
             self._contributors = contributors
             self._settling, self._wait = True, 3 * self.round_trip
+            self._ceiling = EXPLODED * self._largest or math.inf
         if self._settling:
             if math.isfinite(norm):
-                self._largest = max(self._largest, norm)
+                self._largest = max(self._largest, min(norm, self._ceiling))
             self._settling = self._wait > 0
             return False
-        if self._wait > 0 or norm <= _EXPLODED * self._largest:
+        if self._wait > 0 or norm <= EXPLODED * self._largest:
             return False
         self.scale /= 2
         self._wait = 3 * self.round_trip

@@ -225,8 +225,11 @@ class TreeTracking:
             self._steps = StepSize(config.learning_rate, self._plan(core.view).hops + 1)
             self._steps.scale = self._scale
         steps = self._steps
-        norm = math.sqrt(float(np.dot(mean, mean)))
+        with np.errstate(over="ignore"):
+            norm = math.sqrt(float(np.dot(mean, mean)))
         halved = steps.watch(norm, below.contributors)
+        if norm > steps.norm_max:
+            mean = mean * mean.dtype.type(steps.norm_max / norm)
         typical = self._typical_age()
         steps.observe(1 + max(typical, (core.step - below.seen) / _DELAY_MARGIN))
         self._observe_loop(typical, now)

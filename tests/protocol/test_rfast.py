@@ -883,6 +883,42 @@ def test_a_rate_that_is_too_large_is_halved_until_it_converges() -> None:
     assert not [report for _, _, report in sane.reports if report.name == "step_size"]
 
 
+def train_alone(hand: Hand, values: list[float]) -> list[np.ndarray]:
+    """The models after gradients with all elements equal to these values."""
+    (job,) = [e for e in hand.do(Start()) if isinstance(e, Compute)]
+    models = []
+    for value in values:
+        result = GradientResult(np.full(4, value), 1)
+        effects = hand.do(ComputeDone(job.job_id, result), later=1.0)
+        models.append(hand.machine.params)
+        (job,) = [e for e in effects if isinstance(e, Compute)]
+    return models
+
+
+def test_a_gradient_that_has_exploded_does_not_lead_the_model_away() -> None:
+    hand = Hand(0, size=1)
+    *_, before, after, later, last = train_alone(hand, [1.0] * 10 + [1e12, 1e13, 1e200])
+    # Ten times what it was at first, at the rate of 0.1, halved.
+    np.testing.assert_allclose(before - after, 0.05 * 10)
+    np.testing.assert_allclose(after - later, 0.05 * 10)
+    np.testing.assert_array_equal(later, last, "what is too large to be measured has no direction")
+
+
+def test_local_epochs_that_ran_away_do_not_correct_the_next_ones() -> None:
+    for value, corrected in ((9.0, True), (11.0, False)):
+        hand = attached_child(local_steps=3, lease_s=60.0)
+        effects = hand.hear(0, model(hand, direction=np.full(4, 0.5)), later=0.1)
+        (job,) = [e for e in effects if isinstance(e, Compute)]
+        for counter, gradient in enumerate((1.0, value), 1):
+            # A new model has come when the job is done, so the next one follows at once.
+            hand.hear(0, model(hand, counter, direction=np.full(4, 0.5)), later=0.5)
+            result = GradientResult(np.full(4, gradient), 1)
+            effects = hand.do(ComputeDone(job.job_id, result), later=0.5)
+            (job,) = [e for e in effects if isinstance(e, Compute)]
+        assert isinstance(job.job, CorrectedSteps)
+        np.testing.assert_array_equal(job.job.correction, np.full(4, corrected * (0.5 - value)))
+
+
 def test_w_and_a_may_be_different_trees() -> None:
     peers = ids(*range(6))
     root_, *others = peers
