@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from flwr_moshpit.commands.simulate import simulate
 from flwr_moshpit.flower import load_app
-from tests.flower.flower_processes import flower_home, flwr, processes_of
+from tests.flower.flower_processes import flower_home, flwr, processes_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,12 @@ def test_bundled_app_on_ray_is_the_run_of_simulate(tmp_path: Path) -> None:
     home, app = tmp_path / "home", load_app("digits")
     federation = ("--federation-config", "num-supernodes=5")
     with flower_home(home) as env:
+        # Flower gives its local SuperLink 15 s to start, which a busy machine exceeds.
+        wait_until(
+            lambda: "Failed to start" not in flwr(env, "list", cwd=tmp_path, timeout_s=120),
+            300.0,
+            "the local SuperLink runs",
+        )
         for algorithm in ("moshpit", "rfast"):
             out = tmp_path / algorithm
             config = f"rounds=2 algorithm='{algorithm}' out='{out}'"
