@@ -147,13 +147,11 @@ def test_a_device_that_has_another_address(net: Net) -> None:
 
 
 def test_a_slow_line_is_measured_and_spared(net: Net) -> None:
-    """A third of the vector each, at first; then the slow one only sends what it has."""
+    """A third of the vector each while nothing is known; then the slow one only sends its own."""
     dim, peers = 250_000, []
     for index in range(3):
         peers.append(net.start(index, 3, dim=dim))
         net.lan.limit(f"p{index}", 250e3 if index == 2 else 1e6)
-    first = peers[2].until_round(0, 1, 2)
-    assert first["bytes_sent"] > 1.3 * 8 * dim
     for k, least, most in ((2, 1.0, 1.01), (0, 1.4, 1.6)):
         peers[k].until(
             lambda line, least=least, most=most: (
