@@ -103,7 +103,9 @@ class GraphTracking:
     def ready_at(self, began_at: float) -> float:
         if self._fresh or len(self._core.view) == 1:
             return began_at
-        return began_at + IDLE * self._core.identity.lease_s
+        idle_s = IDLE * self._core.identity.lease_s
+        # No longer than half of a step: where much is lost, half of all steps come without news.
+        return began_at + min(idle_s, self._core.period_s / 2 or idle_s)
 
     def snapshot(self) -> State:
         return {"scale": self._steps.scale}
