@@ -16,7 +16,7 @@ from flwr_moshpit.simulation.network import Network
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
 
-DRAWN = sorted(np.random.default_rng(7).choice(np.arange(3, 1100), 30, replace=False).tolist())
+DRAWN = sorted(np.random.default_rng(7).choice(np.arange(3, 1100), 40, replace=False).tolist())
 FIXED = [2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65]
 LARGE = [1023, 1024, 1025, 1100]
 
