@@ -9,8 +9,8 @@ of a step; the last peer is the straggler, a leaf on the trees. All methods foll
 learning rate is 1 / L of the mean loss. Times are in steps of a peer that is not slow. Wanted:
 
 - at every peer a relative error below 1e-9 within 1,600 steps on trees (4,800 on a line, which is a
-  tree six levels deep), below 1e-6 within 12,000 on graphs, with a straggler of up to 10x; trees
-  have ten times as long where it is 100x slower;
+  tree six levels deep), below 1e-6 within 12,000 on graphs (twice that at 50 % loss), with a
+  straggler of up to 10x; trees have ten times as long where it is 100x slower;
 - sum z + sum (rho - rho_buf) = sum of all gradients to 1e-9 at every instant that is looked at.
 
 Graphs run at the pace of their slowest peer: for 100x their error at the end is told, not judged.
@@ -74,11 +74,11 @@ class Outcome(NamedTuple):
     books: float  # The largest difference of tracked mass and gradients.
 
 
-def wanted(topology: str, slow: int) -> tuple[float, float, bool]:
+def wanted(topology: str, loss: float, slow: int) -> tuple[float, float, bool]:
     """(error, within how many steps, whether it is claimed)."""
     if topology in RFast.TREES:
         return 1e-9, 1_600 * max(1, slow / 10) * (1 + 2 * (topology == "line")), True
-    return 1e-6, 12_000, slow <= 10
+    return 1e-6, 12_000 * (1 + (loss > 0.3)), slow <= 10
 
 
 def run(topology: str, loss: float, slow: int, seed: int) -> Outcome:
@@ -98,7 +98,7 @@ def run(topology: str, loss: float, slow: int, seed: int) -> Outcome:
     )
     net.begin()
     net.slow_down(PEERS - 1, slow)
-    (target, limit, _), books = wanted(topology, slow), 0.0
+    (target, limit, _), books = wanted(topology, loss, slow), 0.0
     for steps in range(LOOK, int(limit) + 1, LOOK):
         net.advance(LOOK * step_s)
         books = max(books, float(np.abs(net.tracked_mass() - net.gradient_sum()).max()))
@@ -132,11 +132,11 @@ def main() -> int:
                 done = [future.result() for future in futures[topology, condition]]
                 books = max(books, *(each.books for each in done))
                 times = [each.within for each in done if each.within is not None]
-                kept, claimed = len(times) == len(done), wanted(topology, condition[1])[2]
+                kept, claimed = len(times) == len(done), wanted(topology, *condition)[2]
                 holds &= kept or not claimed
                 missed = f"{max(each.error for each in done):.0e} {'FAILS' if claimed else 'off'}"
                 cells.append(f"{max(times):.0f}" if kept else missed)
-            target = f"{topology}, {wanted(topology, 1)[0]:.0e}"
+            target = f"{topology}, {wanted(topology, 0, 1)[0]:.0e}"
             print(f"{target:20}", *(f"{cell:>17}" for cell in cells), flush=True)
     holds &= books <= BOOKS_MAX
     print(
