@@ -53,6 +53,7 @@ from flwr_moshpit.protocol.machine import (
     Message,
     PeerId,
     PeerInfo,
+    Publish,
     Received,
     Record,
     Report,
@@ -863,24 +864,28 @@ class MoshpitPeer:
         if record.rank != tuple(record.value.id):
             values = {"peer": record.value.id.coordinator, "reason": "forged rank", "what": "plan"}
             return [Report("refused", values)]
-        effects = self._on_plan(record.value, now)
+        effects = self._on_plan(record.value, now, gossiped=True)
         self._planner.on_view(self._view, now)
         return effects
 
     def _on_newer_plan(self, leader: PeerId, plan: Plan, now: float) -> list[Effect]:
-        effects = self._on_plan(plan, now)
+        known = self._planner.newest
+        effects = self._on_plan(plan, now, gossiped=False)
+        if self._planner.newest not in (known, None):
+            # Whoever plans may not know it: then I could wait for ever for a cell in it.
+            effects.append(Publish(Record(PLAN_KEY, tuple(plan.id), plan)))
         for seat in self._seats:
             if seat.waits and seat.leader == leader and seat.key.plan < plan.id:
                 # Another seat of mine is in a group already: this one has to wait for next round.
                 seat.end("the plan changed", (self.me,))
         return effects
 
-    def _on_plan(self, plan: Plan, now: float) -> list[Effect]:
+    def _on_plan(self, plan: Plan, now: float, gossiped: bool) -> list[Effect]:
         reason = unsound(plan)
         if reason:
             who = plan.id.coordinator
             return [Report("refused", {"peer": who, "reason": reason, "what": "plan"})]
-        if not self._planner.learn(plan):
+        if not self._planner.learn(plan, gossiped):
             return []
         is_new = self.round == 0 and self.phase in (Phase.TRAINING, Phase.WAITING)
         if is_new and self.me not in grid_of(plan).cells_of:

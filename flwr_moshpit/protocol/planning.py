@@ -50,10 +50,13 @@ class Planner:
             return self.grid
         return grid_of(self._next) if self._next and plan == self._next.id else None
 
-    def learn(self, plan: Plan) -> bool:
-        """Whether `plan` is newer than all that I know."""
+    def learn(self, plan: Plan, gossiped: bool) -> bool:
+        """Whether `plan` is newer than all that I know, or what gossip says of one that I was told
+        otherwise by one peer: that one may have made something up."""
         newest = self.newest
-        if newest is not None and plan.id <= newest.id:
+        if newest is not None and (
+            plan.id < newest.id or (plan.id == newest.id and (plan == newest or not gossiped))
+        ):
             return False
         self._next = plan
         return True

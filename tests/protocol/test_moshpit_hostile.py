@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flwr_moshpit.config import Moshpit
@@ -49,6 +49,8 @@ def net_of(seed):
     return Swarm(trainer, peers=7, algorithm=algorithm, seed=seed)
 
 
+@example(seed=3, probability=0.5)
+@example(seed=255, probability=0.5)
 @given(seed=st.integers(0, 2**32 - 1), probability=st.sampled_from([0.05, 0.5]))
 @settings(deadline=None, max_examples=40)
 def test_any_field_of_any_message(seed, probability):

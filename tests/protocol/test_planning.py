@@ -21,7 +21,7 @@ def test_the_lowest_living_peer_plans_and_gathers_changes_first():
     low, other = planner("a", "abc"), planner("b", "abc")
     assert (low.replan_at, other.replan_at) == (0.0, None)
     plan, _ = low.replan(view_of("abc"), Round(0), 0.0)
-    low.learn(plan)
+    low.learn(plan, True)
     low.on_view(view_of("abc"), 1.0)
     assert low.replan_at is None
     low.on_view(view_of("abcd"), 100.0)
@@ -30,7 +30,7 @@ def test_the_lowest_living_peer_plans_and_gathers_changes_first():
 
 def test_changes_that_go_on_do_not_put_a_plan_off():
     low = planner("a", "abc")
-    low.learn(low.replan(view_of("abc"), Round(0), 0.0)[0])
+    low.learn(low.replan(view_of("abc"), Round(0), 0.0)[0], True)
     for step in range(20):
         low.on_view(view_of("abcd" if step % 2 else "abce"), 100 + step * REPLAN_S / 4)
     assert low.replan_at == pytest.approx(100 + REPLAN_S)
@@ -50,6 +50,6 @@ def test_two_that_never_see_the_same_peers_plan_more_and_more_rarely():
         plan, _ = due[name].replan(views[name], Round(plans), now)
         plans += 1
         for each, other in planners.items():
-            other.learn(plan)
+            other.learn(plan, True)
             other.on_view(views[each], now)
     assert 100 / REPLAN_S_MAX < plans < 100 / REPLAN_S_MAX + 12
