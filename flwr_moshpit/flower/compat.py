@@ -14,6 +14,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 CLIENT_APP_RAISED = 2
 """Flower's code of the error that a ClientApp raised an exception."""
+NOBODY_ANSWERED = (3, 4, 5)
+"""Flower's codes for a message or reply that is gone, and for a SuperNode that is."""
 
 Call: TypeAlias = Callable[[Message, Context], Message]
 Mod: TypeAlias = Callable[[Message, Context, Call], Message]

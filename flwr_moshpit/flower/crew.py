@@ -17,7 +17,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_moshpit.errors import ConfigError, MoshpitError
-from flwr_moshpit.flower.compat import log
+from flwr_moshpit.flower.compat import NOBODY_ANSWERED, log
 from flwr_moshpit.flower.peer_actions import answer_of, ask_message
 from flwr_moshpit.flower.swarm import Swarm
 from flwr_moshpit.protocol.machine import PeerId
@@ -185,7 +185,8 @@ class Crew:
         try:
             answer = answer_of(reply)
         except ConfigError as error:
-            self._fail(member, action, str(error))
+            gone = reply.has_error() and reply.error.code in NOBODY_ANSWERED
+            self._fail(member, action, str(error), gone)
             return
         if member.is_silent:
             member.is_silent = False
@@ -199,8 +200,13 @@ class Crew:
         elif action == "status":
             self._told(member, answer)
 
-    def _fail(self, member: Member, action: str, reason: str) -> None:
-        if member.state == "new":
+    def _fail(self, member: Member, action: str, reason: str, gone: bool) -> None:
+        if member.state == "new" and gone:
+            # It may be back under the same id: it is asked again and again.
+            if not member.is_silent:
+                log().warning("SuperNode %d does not answer (%s)", member.node_id, reason)
+            member.is_silent = True
+        elif member.state == "new":
             member.state = "refused"
             log().error("SuperNode %d cannot join: %s", member.node_id, reason)
         elif member.state == "joined":

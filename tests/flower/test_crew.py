@@ -227,6 +227,14 @@ def test_a_late_supernode_joins_the_swarm_that_runs(make: Make) -> None:
     assert crew.members[102].state == "finished"
 
 
+def test_a_supernode_that_is_away_at_first_joins_when_it_is_back(make: Make) -> None:
+    away = Device(2, silent_s=(0.0, 30.0))
+    crew, _, _ = make(Device(0), Device(1), away)
+    crew.run()
+    assert away.orders is not None
+    assert crew.members[102].state == "finished"
+
+
 def test_a_taken_port_is_told_and_the_others_go_on(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
