@@ -593,8 +593,13 @@ class AllReduce:
     def _on_answer(self, src: PeerId, message: Answer, now: float) -> list[Effect]:
         if self._ballot is None:
             # The answer was repeated because my naming of that ballot got lost.
-            known = message.ballot == self._version and self.named.ranks[message.ballot.rank]
-            return [Send(src, self.named)] if known == self.me else []
+            if self.named.ranks[message.ballot.rank] != self.me:
+                return []
+            if message.ballot > self._version and src in self._weights:
+                # It waits for me by a ballot that I gave up, or never had: I name a later one.
+                self._promised = max(self._promised, message.ballot)
+                return self._ask_the_living(now)
+            return [Send(src, self.named)] if message.ballot == self._version else []
         if message.ballot > self._promised:
             self._promised, self._stands = message.ballot, None
             self._ballot = None
