@@ -87,11 +87,7 @@ class PacedTrainer:
         return Trained(x, num_steps * BATCH)
 
     def gradient(self, client: int, params: Vector, seed: int) -> GradientResult:
-        ends_at = time.monotonic() + self._step_s
-        gradient = self._gradient(params, *self._batch(client, np.random.default_rng(seed)))
-        self._wait(ends_at)
-        gradient.setflags(write=False)
-        return GradientResult(gradient, BATCH)
+        return self.corrected_steps(client, params, np.zeros_like(params), 1, 0.0, seed)
 
     def corrected_steps(
         self,
@@ -102,7 +98,16 @@ class PacedTrainer:
         learning_rate: float,
         seed: int,
     ) -> GradientResult:
-        raise NotImplementedError("R-FAST takes one step at a time here")
+        ends_at = time.monotonic() + num_steps * self._step_s
+        x, total, rng = np.array(params), np.zeros_like(params), np.random.default_rng(seed)
+        for _ in range(num_steps):
+            gradient = self._gradient(x, *self._batch(client, rng))
+            total += gradient
+            x -= np.float32(learning_rate) * (gradient + correction)
+        self._wait(ends_at)
+        mean = total / np.float32(num_steps)
+        mean.setflags(write=False)
+        return GradientResult(mean, num_steps * BATCH)
 
     def evaluate(self, params: Vector, client: int | None = None) -> Evaluated:
         """ "accuracy" and "loss" on the images that no client has."""

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Protocol
@@ -58,7 +59,8 @@ class Crew:
         authority = Authority.create("bench", valid_s=86_400.0)
         identities = [authority.issue(peer_id(index)) for index in range(self._size)]
         context = multiprocessing.get_context("spawn")
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._end)
             for identity in identities:
                 here, there = context.Pipe()
                 process = context.Process(
@@ -69,10 +71,8 @@ class Crew:
                 self._processes.append(process)
                 self._pipes.append(here)
             self._all(self._answers())
-            return self
-        except BaseException:
-            self._end()
-            raise
+            undo.pop_all()
+        return self
 
     def __exit__(
         self,

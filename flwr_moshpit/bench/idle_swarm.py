@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -75,12 +76,10 @@ class IdleSwarm:
         self._usages: dict[PeerId, Usage] = {}
 
     def __enter__(self) -> IdleSwarm:
-        self._swarm.__enter__()
-        try:
+        with ExitStack() as undo:
+            undo.enter_context(self._swarm)
             self._until(lambda: len(self._finished) == self._size, "the start of all")
-        except BaseException:
-            self._swarm.__exit__(None, None, None)
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ NODES_S = 60.0
 """How long SuperNodes may take to appear after a run has begun."""
 
 
-class _Work:
+class _Work(ABC):
     """One call of a client that is to come, under way, or answered."""
 
     def __init__(self, client: int) -> None:
@@ -37,10 +38,11 @@ class _Work:
         """Whether it has happened, as far as virtual time has come; else it may be given up."""
         self.is_given_up = False
 
+    @abstractmethod
     def request(self) -> Request | None:
         """What to ask, when its turn has come; None for nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self) -> None:
         """The reply is there, and it has happened."""
 
@@ -151,6 +153,9 @@ class _Question(_Work):
 
     def request(self) -> Request:
         return self._request
+
+    def take(self) -> None:
+        """Whoever asked calls `answer`."""
 
     def answer(self) -> Reply:
         assert self.reply is not None

@@ -70,10 +70,9 @@ class Checkpoints:
                 os.fsync(raw.fileno())
             partial.replace(path)
             _flush_folder(self.folder)
-        except BaseException:
+        finally:
             with contextlib.suppress(OSError):
                 partial.unlink()
-            raise
         self._next += 1
         for old in self._files()[: -self._keep]:
             old.unlink(missing_ok=True)

@@ -42,13 +42,12 @@ class LocalSwarm:
 
     def __enter__(self) -> LocalSwarm:
         self.began_at = time.monotonic()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
             for peer, settings in self._settings.items():
                 self._start(peer, settings)
             self.tell(self.contact, Go({}))
-        except BaseException:
-            self._end()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(

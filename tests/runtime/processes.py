@@ -64,6 +64,10 @@ class Peer:
             )
         )
 
+    def until_round_after(self, at: float) -> Line:
+        """A round that ends after `at`, on the clock of `time.time`."""
+        return self.until(lambda line: line["name"] == "round" and line["at"] >= at)
+
     def until_status(self, peer: int, status: str) -> Line:
         return self.until(
             lambda line: (
