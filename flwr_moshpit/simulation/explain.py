@@ -11,7 +11,7 @@ from typing import Any
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.grid import radices_for
-from flwr_moshpit.protocol.matchmaking import PATIENCE_S
+from flwr_moshpit.protocol.lobby import PATIENCE_S
 from flwr_moshpit.protocol.partition import shares
 from flwr_moshpit.simulation.device import DeviceProfile
 from flwr_moshpit.simulation.fleet import Fleet

@@ -2,8 +2,7 @@
 
 import pytest
 
-from flwr_moshpit.protocol.machine import PeerId, Round
-from flwr_moshpit.protocol.matchmaking import (
+from flwr_moshpit.protocol.lobby import (
     CALLS_MAX,
     PATIENCE_S,
     SLACK,
@@ -11,6 +10,7 @@ from flwr_moshpit.protocol.matchmaking import (
     Arrival,
     Lobby,
 )
+from flwr_moshpit.protocol.machine import PeerId, Round
 from flwr_moshpit.protocol.messages import GroupKey, PlanId
 
 KEY = GroupKey(PlanId(1, PeerId("a")), Round(3), 0, 0)
