@@ -30,14 +30,14 @@ from enum import Enum
 
 import numpy as np
 
-from flwr_moshpit.compression import agreed
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
-from flwr_moshpit.protocol.allreduce import NOTHING, AllReduce
+from flwr_moshpit.protocol.allreduce import NOTHING
 from flwr_moshpit.protocol.cells import Cells
 from flwr_moshpit.protocol.grid import Grid, grid_of
 from flwr_moshpit.protocol.grid import objection as unsound
-from flwr_moshpit.protocol.group_checks import objection, unusable
+from flwr_moshpit.protocol.group_checks import unusable
+from flwr_moshpit.protocol.groups import Groups
 from flwr_moshpit.protocol.machine import (
     Cancel,
     Compute,
@@ -80,12 +80,10 @@ from flwr_moshpit.protocol.messages import (
     Call,
     Fetch,
     Gone,
-    GroupId,
     GroupKey,
     GroupNamed,
     Hold,
     Late,
-    Member,
     NewerPlan,
     Part,
     Plan,
@@ -100,18 +98,9 @@ from flwr_moshpit.protocol.messages import (
     Waiting,
     WhichPlan,
 )
-from flwr_moshpit.protocol.packing import Packing
-from flwr_moshpit.protocol.parts import Parts
 from flwr_moshpit.protocol.planning import PLAN_KEY, Planner
 from flwr_moshpit.protocol.seat import Seat, round_values
 from flwr_moshpit.protocol.state_transfer import Donor, Joiner, denial
-
-EARLY_MAX = 1024
-"""Messages kept of one group that is not named yet: its parts may overtake its naming."""
-
-EARLY_GROUPS_MAX = 16
-
-PAST_GROUPS_MAX = 256
 
 GUESS_S = 0.1
 """Least guess of how long a training still takes that has taken longer than ever before."""
@@ -165,19 +154,9 @@ class MoshpitPeer:
         """Take part without training until somebody has given me the swarm's model."""
         self._planner = Planner(me.peer, config)
         self._seats: list[Seat] = []
-        self._groups: dict[GroupId, AllReduce] = {}
-        self._spare_parts: list[Parts] = []
-        self._packings: dict[tuple[int, ...], Packing] = {}
-        """By the cells of a seat, which stay while a plan does."""
-        self._past_groups: dict[GroupId, bool] = {}
-        """Groups that I can serve no more, and those that I declined: whether I was in it."""
-        self._absent: dict[PeerId, None] = {}
-        """Peers that I saw die. One whose joining I have not heard of yet is not among them."""
-        self._left_out: dict[PeerId, int] = {}
-        """Lives that a group of mine went on without, taking them for dead."""
+        self._groups = Groups(me.peer, incarnation, config.compression)
         self._fruitless = 0
         """Rounds in a row in which nobody that I met had a model to give."""
-        self._early: dict[GroupId, list[tuple[PeerId, Message]]] = {}
         self._training: _Training | None = None
         self._trained: tuple[Vector, Trained] | None = None
         self._skip_training = False
@@ -529,10 +508,7 @@ class MoshpitPeer:
         for seat in self._seats:
             outcome = seat.outcome
             assert outcome is not None
-            if seat.allreduce is not None:
-                self._spare_parts.append(seat.allreduce.parts)
-            if seat.allreduce is not None and seat.averaged:
-                self._left_out.update(seat.allreduce.left_out)
+            self._groups.end(seat)
             if outcome.average is not None:
                 travels = seat.allreduce is not None and seat.allreduce.named.sweep
                 weight = outcome.weight / outcome.num_cells if travels else None
@@ -563,34 +539,23 @@ class MoshpitPeer:
     def _forget(self, now: float) -> None:
         """Groups and lobbies that nobody can ask about any more."""
         oldest = self.round - KEPT_ROUNDS
-        for group in [group for group in self._groups if group.key.round < oldest]:
-            self._drop_group(group)
-        while len(self._past_groups) > PAST_GROUPS_MAX:
-            del self._past_groups[next(iter(self._past_groups))]
-        for group in [group for group in self._early if group.key.round < self.round]:
-            del self._early[group]
+        self._groups.forget(oldest, self.round)
         self._rendezvous.forget_before(min(oldest, self._rendezvous.latest_round - KEPT_ROUNDS))
         self._donor.forget_idle(now)
-
-    def _drop_group(self, group: GroupId) -> None:
-        outcome = self._groups.pop(group).outcome
-        self._past_groups[group] = outcome is not None and outcome.average is not None
 
     # Messages
 
     def _on_message(self, src: PeerId, message: Message, now: float) -> list[Effect]:
         match message:
-            case Part() | Average() | Ask() | Fetch() | Query():
-                return self._on_group_message(src, message.group, message, now)
-            case Accuse() | Answer() | Waiting():
-                return self._on_group_message(src, message.group, message, now)
+            case Part() | Average() | Ask() | Fetch() | Query() | Accuse() | Answer() | Waiting():
+                return self._groups.on_message(src, message.group, message, self._seats, now)
             case Stands():
-                return self._on_group_message(src, message.named.group, message, now)
+                group = message.named.group
+                return self._groups.on_message(src, group, message, self._seats, now)
             case GroupNamed():
                 return self._on_group_named(src, message, now)
             case Gone():
-                known = self._groups.get(message.group)
-                return known.forgotten_by(src, message.finished, now) if known else []
+                return self._groups.on_gone(src, message, now)
             case NewerPlan():
                 return self._on_newer_plan(src, message.plan, now)
             case WhichPlan():
@@ -701,93 +666,12 @@ class MoshpitPeer:
         return left_s
 
     def _on_group_named(self, src: PeerId, named: GroupNamed, now: float) -> list[Effect]:
-        known = self._groups.get(named.group)
-        if known is not None:
-            return known.handle(src, named, now)
-        seat = next((s for s in self._seats if s.key == named.group.key and s.waits), None)
-        if seat is None or named.group in self._past_groups:
-            return self._decline(named)
-        reason = objection(named, len(seat.vector))
-        mine = Member(self.me, seat.weight, seat.num_cells, self._incarnation)
-        named_as = next((member for member in named.members if member.peer == self.me), None)
-        # Before its first version could reach me, a group may have gone on without me.
-        left_out = named_as is None and self.me in named.ranks
-        if reason is None and agreed([named.compression, self.config.compression]) != (
-            named.compression
-        ):
-            reason = "a compression that I did not ask for"
-        if reason is None and (
-            not (left_out or named_as == mine) or src not in (named.group.leader, *named.ranks)
-        ):
-            reason = "not what I came with"
-        earlier = named_as is not None and named_as.incarnation < self._incarnation
-        if earlier or (left_out and not reason and named.group.leader != seat.leader):
-            # It means a life of mine that is over, or a leader that I have left.
-            return self._decline(named)
-        if reason:
-            report = Report("refused", {"peer": src, "reason": reason, "what": "group"})
-            return [report, *self._decline(named)]
-        seat.retry_at, seat.grouped_at = None, now
-        self._let_go(named)
-        parts = self._spare_parts.pop() if self._spare_parts else Parts()
-        seat.allreduce = AllReduce(
-            self.me, named, seat.vector, self._seems_alive, now, parts, self._packing(seat, named)
-        )
-        self._groups[named.group] = seat.allreduce
-        effects: list[Effect] = []
-        if not self._trains_in(self.round + 1):
-            # Nothing lies between this group and the next one: say so before others wonder.
-            next_s = self._rendezvous.group_s or named.stall_s / 4
-            effects = self._announce(Round(self.round + 1), next_s, now)
-        effects += seat.allreduce.start(now)
-        for early_src, message in self._early.pop(named.group, []):
-            effects += seat.allreduce.handle(early_src, message, now)
-        return effects
-
-    def _packing(self, seat: Seat, named: GroupNamed) -> Packing | None:
-        if named.compression == "none":
-            return None
-        cells = tuple(seat.cells)
-        if cells not in self._packings:
-            # A new plan gave me other cells: little is lost with what their codec had left out.
-            here = [tuple(other.cells) for other in self._seats]
-            self._packings = {key: self._packings[key] for key in here if key in self._packings}
-            self._packings[cells] = Packing(len(seat.vector), seat.vector.dtype)
-        return self._packings[cells]
-
-    def _let_go(self, named: GroupNamed) -> None:
-        """Results that nobody can miss any more, because all who had a part in them are here."""
-        here = dict.fromkeys(member.peer for member in named.members)
-        for group, known in list(self._groups.items()):
-            earlier = group.key.round < named.group.key.round and known.outcome is not None
-            if earlier and all(peer in here for peer in known.named.ranks):
-                self._drop_group(group)
-
-    def _on_group_message(
-        self, src: PeerId, group: GroupId, message: Message, now: float
-    ) -> list[Effect]:
-        known = self._groups.get(group)
-        if known is not None:
-            return known.handle(src, message, now)
-        if any(seat.waits and seat.key == group.key for seat in self._seats):
-            # Its GroupNamed may be under way from the leader while this came from a member.
-            # Dropped if there are too many; a part that is missed is asked for.
-            early = self._early.get(group, [])
-            if len(early) < EARLY_MAX and len(self._early) < EARLY_GROUPS_MAX:
-                self._early[group] = [*early, (src, message)]
-            return [Send(src, Answer(group, message.ballot))] if type(message) is Query else []
-        if isinstance(message, Ask | Fetch | Query | Part | Answer | Accuse):
-            return [Send(src, Gone(group, self._past_groups.get(group, False)))]
-        return []
-
-    def _seems_alive(self, peer: PeerId) -> bool:
-        return peer not in self._absent
-
-    def _decline(self, named: GroupNamed) -> list[Effect]:
-        """I have gone elsewhere, and stay there: a later version must not count on me either."""
-        self._past_groups[named.group] = False
-        heads = [peer for peer in named.ranks if peer != self.me]
-        return [Send(heads[0], Accuse(named.group, self.me, "declines"))] if heads else []
+        seat, effects = self._groups.on_named(src, named, self._seats, now)
+        if seat is None or self._trains_in(self.round + 1):
+            return effects
+        # Nothing lies between this group and the next one: say so before others wonder.
+        next_s = self._rendezvous.group_s or named.stall_s / 4
+        return self._announce(Round(self.round + 1), next_s, now) + effects
 
     # Time, membership, plans
 
@@ -815,18 +699,13 @@ class MoshpitPeer:
 
     def _on_view(self, event: ViewChanged, now: float) -> list[Effect]:
         self._view = event.view
-        self._absent.update(dict.fromkeys(event.lost))
+        self._groups.see_dead(event.lost)
         effects: list[Effect] = []
         for peer in event.joined:
-            self._absent.pop(peer, None)
-            if self._left_out.pop(peer, None) == event.view.peers[peer].incarnation:
-                # It lived, perhaps on the other side of a partition: what it had contributed may
-                # be in a result of that side too.
-                effects.append(Report("may_duplicate", {"peer": peer}))
+            effects += self._groups.on_joined(peer, event.view.peers[peer].incarnation)
         for peer in event.lost:
             effects += self._rendezvous.on_lost(peer, self._view, now)
-            for allreduce in self._groups.values():
-                effects += allreduce.on_lost(peer, now)
+            effects += self._groups.on_lost(peer, now)
             effects += self._leave_leader(peer, now)
             if self._joiner is not None:
                 effects += self._joiner.on_lost(peer, now)
@@ -834,9 +713,7 @@ class MoshpitPeer:
         return effects
 
     def _on_link_lost(self, peer: PeerId, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for allreduce in self._groups.values():
-            effects += allreduce.on_link_lost(peer, now)
+        effects = self._groups.on_link_lost(peer, now)
         for seat in self._seats:
             if seat.waits and seat.leader == peer and peer in self._view:
                 seat.cut_off()
@@ -850,11 +727,7 @@ class MoshpitPeer:
         effects: list[Effect] = []
         for seat in self._seats:
             if seat.waits and seat.leader == leader:
-                left = [g for g in self._early if g.key == seat.key and g.leader == leader]
-                for group in left:
-                    sources = dict.fromkeys(src for src, _ in self._early.pop(group))
-                    self._past_groups[group] = False
-                    effects += [Send(src, Gone(group, False)) for src in sources]
+                effects += self._groups.leave(seat.key, leader)
                 effects += self._arrive(seat, now)
         return effects
 
