@@ -125,6 +125,7 @@ class AllReduce:
         self._lost: dict[PeerId, str] = {}
         self._silences: dict[PeerId, int] = {}
         self._retried: dict[PeerId, None] = {}
+        self._shown: dict[PeerId, None] = {}
         self._cuts: dict[PeerId, int] = {}
         self._redial_at: float | None = None
         self._progress_at = now
@@ -144,6 +145,10 @@ class AllReduce:
             for peer, member in self._first.items()
             if peer not in self._weights
         }
+
+    def is_asked_for(self, now: float) -> bool:
+        """Whether a member that misses something may still ask for it."""
+        return now < self._progress_at + 3 * self.named.stall_s
 
     def waits_for(self) -> dict[str, object]:
         """For people: whose messages are missing, for what."""
@@ -306,6 +311,10 @@ class AllReduce:
         for offset, to in list(self._sent_to.items()):
             if to == peer:
                 effects += self._send_part(offset, peer)
+        for offset, average in self._averages.items():
+            if self._pieces[offset][1] == self.me:
+                self.bytes_sent += average.nbytes
+                effects.append(Send(peer, Average(self.group, self._version, offset, average)))
         # Should it be dead, this is lost too, and says so.
         return effects + self._questions().get(peer, [])
 
@@ -322,9 +331,9 @@ class AllReduce:
     def _show(self, peer: PeerId) -> list[Effect]:
         """Say once, to one that may have missed it, how this ended."""
         outcome = self.outcome
-        if outcome is None or outcome.average is None or peer in self._retried:
+        if outcome is None or outcome.average is None or peer in self._shown:
             return []
-        self._retried[peer] = None
+        self._shown[peer] = None
         return [Send(peer, Stands(self.named, self.me))]
 
     @property
@@ -527,7 +536,7 @@ class AllReduce:
         )
         self.parts.clear()
         if self._packing is not None:
-            self._packing.end(self.me in self.outcome.contributors)
+            self._packing.end(self.me in self.outcome.contributors, average is not None)
         self._averages = {}
         self._early.clear()
         self._ballot = None

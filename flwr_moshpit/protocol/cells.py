@@ -60,11 +60,10 @@ class Cells:
 
     def weigh(self, weight: float) -> None:
         """Weigh `weight` from now on, each cell an equal part of it; the vectors stay."""
-        if weight == self.weight:
-            return
-        self._weights = [weight / len(self._weights)] * len(self._weights)
-        if len(self._weights) > 1:
-            self._mean = None
+        each = weight / len(self._weights)
+        if any(mine != each for mine in self._weights):
+            self._weights = [each] * len(self._weights)
+            self._mean = self._vectors[0] if len(self._vectors) == 1 else None
 
     def add_training(self, base: Vector, trained: Vector) -> None:
         """Move all cells by trained - base; a vector that was `base` becomes `trained` itself."""
@@ -99,6 +98,14 @@ class Cells:
         self._vectors = [vector] * len(self._numbers)
         self._weights = [0.0] * len(self._numbers)
         self._mean = vector
+
+    def drop(self, cells: Sequence[int]) -> None:
+        """These cells weigh nothing any more, and hold what the others do."""
+        for cell in cells:
+            self._weights[self._numbers.index(cell)] = 0.0
+        self._mean = None
+        if self.weight > 0:
+            self.replace(cells, self.mean)
 
     def snapshot(self) -> dict[str, Any]:
         return {

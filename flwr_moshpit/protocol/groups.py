@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flwr_moshpit.compression import agreed
 from flwr_moshpit.protocol.allreduce import AllReduce
 from flwr_moshpit.protocol.group_checks import objection
-from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Round, Send
+from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Round, Send, View
 from flwr_moshpit.protocol.messages import (
     Accuse,
     Answer,
@@ -24,6 +24,7 @@ from flwr_moshpit.protocol.messages import (
     GroupNamed,
     Member,
     Part,
+    PlanId,
     Query,
 )
 from flwr_moshpit.protocol.packing import Packing
@@ -31,27 +32,31 @@ from flwr_moshpit.protocol.parts import Parts
 from flwr_moshpit.protocol.seat import Seat
 
 EARLY_MAX = 1024
-"""Messages kept of one group that is not named yet: its parts may overtake its naming."""
+EARLY_VECTORS_MAX = 4
+"""Messages, and vectors' worth of bytes, kept of groups that are not named yet: parts may overtake
+the naming. What is dropped is asked for again."""
 
-EARLY_GROUPS_MAX = 16
+SERVED_MAX = 8
+"""Groups of past rounds that are kept for the sake of members that still wait for an answer."""
 
 PAST_MAX = 256
 
 
 class Groups:
-    """`compression` is what this peer asks for at most."""
+    """`me` in its life `incarnation`."""
 
-    def __init__(self, me: PeerId, incarnation: int, compression: str) -> None:
+    def __init__(self, me: PeerId, incarnation: int) -> None:
         self._me = me
         self._incarnation = incarnation
-        self._compression = compression
         self._groups: dict[GroupId, AllReduce] = {}
         self._past: dict[GroupId, bool] = {}
         """Groups that I can serve no more, and those that I declined: whether I was in it."""
-        self._early: dict[GroupId, list[tuple[PeerId, Message]]] = {}
+        self._early: list[tuple[GroupId, PeerId, Message]] = []
+        self._early_bytes = 0
         self._spare_parts: list[Parts] = []
         self._packings: dict[tuple[int, ...], Packing] = {}
-        """By the cells of a seat, which stay while a plan does."""
+        """By the axis and the cells of a seat, under one plan."""
+        self._packings_plan: PlanId | None = None
         self._absent: dict[PeerId, None] = {}
         """Peers that I saw die. One whose joining I have not heard of yet is not among them."""
         self._left_out: dict[PeerId, int] = {}
@@ -67,7 +72,13 @@ class Groups:
         if known is not None:
             return None, known.handle(src, named, now)
         seat = next((s for s in seats if s.key == named.group.key and s.waits), None)
-        if seat is None or named.group in self._past or self._means_another(named, seat):
+        if named.group in self._past:
+            return None, [Send(src, Gone(named.group, self._past[named.group]))]
+        if named.group.leader == self._me != src:
+            # To decline it would make it past, and I could never name it myself.
+            values = {"peer": src, "reason": "no group of mine", "what": "group"}
+            return None, [Report("refused", values)]
+        if seat is None or self._means_another(named, seat):
             return None, self._decline(named)
         reason = self._objection(src, named, seat)
         if reason:
@@ -82,12 +93,19 @@ class Groups:
             lambda peer: peer not in self._absent,
             now,
             self._spare_parts.pop() if self._spare_parts else Parts(),
-            self._packing(seat, seats, named.compression),
+            self._packing(seat, named.compression),
         )
         self._groups[named.group] = seat.allreduce
-        effects = seat.allreduce.start(now)
-        for early_src, message in self._early.pop(named.group, []):
-            effects += seat.allreduce.handle(early_src, message, now)
+        effects: list[Effect] = []
+        early = self._take_early(named.group)
+        # What I have promised to a namer holds before anything can be finished.
+        for early_src, message in early:
+            if type(message) is Query:
+                effects += seat.allreduce.handle(early_src, message, now)
+        effects += seat.allreduce.start(now)
+        for early_src, message in early:
+            if type(message) is not Query:
+                effects += seat.allreduce.handle(early_src, message, now)
         return seat, effects
 
     def on_message(
@@ -96,12 +114,14 @@ class Groups:
         known = self._groups.get(group)
         if known is not None:
             return known.handle(src, message, now)
-        if any(seat.waits and seat.key == group.key for seat in seats):
+        seat = next((seat for seat in seats if seat.waits and seat.key == group.key), None)
+        if seat is not None:
             # Its GroupNamed may be under way from the leader while this came from a member.
-            # Dropped if there are too many; a part that is missed is asked for.
-            early = self._early.get(group, [])
-            if len(early) < EARLY_MAX and len(self._early) < EARLY_GROUPS_MAX:
-                self._early[group] = [*early, (src, message)]
+            room = EARLY_VECTORS_MAX * seat.vector.nbytes - self._early_bytes
+            if len(self._early) >= EARLY_MAX or message.array_bytes > room:
+                return []
+            self._early.append((group, src, message))
+            self._early_bytes += message.array_bytes
             return [Send(src, Answer(group, message.ballot))] if type(message) is Query else []
         if isinstance(message, Ask | Fetch | Query | Part | Answer | Accuse):
             return [Send(src, Gone(group, self._past.get(group, False)))]
@@ -129,7 +149,7 @@ class Groups:
         reason = objection(named, len(seat.vector))
         if reason:
             return reason
-        if agreed([named.compression, self._compression]) != named.compression:
+        if agreed([named.compression, seat.compression]) != named.compression:
             return "a compression that I did not ask for"
         mine = Member(self._me, seat.weight, seat.num_cells, self._incarnation)
         is_mine = self._left_me_out(named) or self._member(named) == mine
@@ -143,16 +163,25 @@ class Groups:
         heads = [peer for peer in named.ranks if peer != self._me]
         return [Send(heads[0], Accuse(named.group, self._me, "declines"))] if heads else []
 
-    def _packing(self, seat: Seat, seats: Sequence[Seat], compression: str) -> Packing | None:
+    def _packing(self, seat: Seat, compression: str) -> Packing | None:
         if compression == "none":
             return None
-        cells = tuple(seat.cells)
+        if seat.key.plan != self._packings_plan:
+            # A new plan gives other cells: little is lost with what their codec had left out.
+            self._packings, self._packings_plan = {}, seat.key.plan
+        cells = (seat.key.axis, *seat.cells)
         if cells not in self._packings:
-            # A new plan gave me other cells: little is lost with what their codec had left out.
-            here = [tuple(other.cells) for other in seats]
-            self._packings = {key: self._packings[key] for key in here if key in self._packings}
             self._packings[cells] = Packing(len(seat.vector), seat.vector.dtype)
         return self._packings[cells]
+
+    def _take_early(self, group: GroupId) -> list[tuple[PeerId, Message]]:
+        taken = [(src, message) for each, src, message in self._early if each == group]
+        self._keep_early([each for each in self._early if each[0] != group])
+        return taken
+
+    def _keep_early(self, early: list[tuple[GroupId, PeerId, Message]]) -> None:
+        self._early = early
+        self._early_bytes = sum(message.array_bytes for _, _, message in early)
 
     # Peers
 
@@ -176,30 +205,45 @@ class Groups:
     def leave(self, key: GroupKey, leader: PeerId) -> list[Effect]:
         """A leader that I waited for is lost: a group that it has named has to do without me."""
         effects: list[Effect] = []
-        for group in [g for g in self._early if g.key == key and g.leader == leader]:
-            sources = dict.fromkeys(src for src, _ in self._early.pop(group))
+        named = dict.fromkeys(group for group, _, _ in self._early)
+        for group in [g for g in named if g.key == key and g.leader == leader]:
+            sources = dict.fromkeys(src for src, _ in self._take_early(group))
             self._past[group] = False
             effects += [Send(src, Gone(group, False)) for src in sources]
         return effects
 
     # Ends
 
-    def end(self, seat: Seat) -> None:
+    def end(self, seat: Seat, view: View) -> list[Effect]:
         """The round of `seat` is over; its group is still served."""
         if seat.allreduce is None:
-            return
+            return []
         self._spare_parts.append(seat.allreduce.parts)
-        if seat.averaged:
-            self._left_out.update(seat.allreduce.left_out)
+        if not seat.averaged or seat.outcome is None:
+            return []
+        for peer in seat.outcome.contributors:
+            self._left_out.pop(peer, None)
+        effects: list[Effect] = []
+        for peer, incarnation in seat.allreduce.left_out.items():
+            if peer in view and view.peers[peer].incarnation == incarnation:
+                # It lives, and its contribution may be in a result of its own.
+                effects.append(Report("may_duplicate", {"peer": peer}))
+            else:
+                self._left_out[peer] = incarnation
+        return effects
 
-    def forget(self, served_from: int, round: Round) -> None:
-        """Groups of rounds before `served_from`, and what came early for rounds before `round`."""
-        for group in [group for group in self._groups if group.key.round < served_from]:
-            self._drop(group)
+    def forget(self, served_from: int, round: Round, now: float) -> None:
+        """Groups of rounds before `served_from`, and what came early for rounds before `round`.
+
+        Rounds may be shorter than the time after which a member asks: a few groups stay as long.
+        """
+        old = [group for group in self._groups if group.key.round < served_from]
+        for count, group in enumerate(reversed(old)):
+            if count >= SERVED_MAX or not self._groups[group].is_asked_for(now):
+                self._drop(group)
         while len(self._past) > PAST_MAX:
             del self._past[next(iter(self._past))]
-        for group in [group for group in self._early if group.key.round < round]:
-            del self._early[group]
+        self._keep_early([each for each in self._early if each[0].key.round >= round])
 
     def _drop(self, group: GroupId) -> None:
         outcome = self._groups.pop(group).outcome

@@ -41,7 +41,9 @@ ETA_S_MAX = 3600.0
 """A member that means to come later than this is asked again by then."""
 
 CALLS_MAX = 8
-"""Members that have come to be given a model call the others so often, then go without."""
+MODEL_WAIT_S_MAX = 600.0
+"""Members that have come to be given a model call the others so often, and wait so long at most for
+those who say that they are coming, then go without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Lobby:
 
     __slots__ = (
         "arrivals",
+        "called",
         "called_at",
         "closed",
         "etas",
@@ -96,6 +99,8 @@ class Lobby:
         self.guesses: dict[PeerId, float] = {}
         """Etas of members that have never done such a job before."""
         self.local_s: dict[PeerId, float] = {}
+        self.called: dict[PeerId, None] = {}
+        """Silent members that were asked whether they come, and have promised nothing since."""
         self.called_at: float | None = None
         self.num_calls = 0
         self.sweep = False
@@ -112,6 +117,7 @@ class Lobby:
         if local_s <= 0:
             self.guesses[peer] = now + min(eta_s, ETA_S_MAX)
             return
+        self.called.pop(peer, None)
         # Nobody knows his own pace to the last percent, and messages take time.
         self.etas[peer] = now + min(eta_s + SLACK * local_s, ETA_S_MAX)
         self.local_s[peer] = local_s
@@ -121,7 +127,7 @@ class Lobby:
         self.arrivals[peer] = arrival
         self.etas.pop(peer, None)
         self.guesses.pop(peer, None)
-        self.local_s[peer] = local_s
+        self.local_s[peer] = min(local_s, ETA_S_MAX)
         self.sweep = self.sweep or sweep
 
     def drop(self, peer: PeerId) -> None:
@@ -139,6 +145,14 @@ class Lobby:
             if peer not in self.arrivals and self.etas.get(peer, -math.inf) <= now
         ]
 
+    def call(self, now: float) -> list[PeerId]:
+        """Whom to ask now whether they come."""
+        repeats = not any(arrival.weight > 0 for arrival in self.arrivals.values())
+        asked = [peer for peer in self.silent(now) if repeats or peer not in self.called]
+        self.called.update(dict.fromkeys(asked))
+        self.called_at, self.num_calls = now, self.num_calls + 1
+        return asked
+
     def decide(self, now: float, patience: float, group_s: float) -> Decision:
         """Whether to start with who is here. `group_s`: how long a group's averaging takes."""
         if not self.arrivals:
@@ -147,18 +161,23 @@ class Lobby:
             return Decision(True, None, False, "all are here")
         silent = self.silent(now)
         if not any(arrival.weight > 0 for arrival in self.arrivals.values()):
-            if self.num_calls >= CALLS_MAX:
+            first_at = min(arrival.at for arrival in self.arrivals.values())
+            if self.num_calls >= CALLS_MAX or now >= first_at + MODEL_WAIT_S_MAX:
                 return Decision(True, None, False, "nobody has a model")
             # They have come to be given the swarm's model: without the others this is no group.
             again_at = now if self.called_at is None else self.called_at + SWEEP_PATIENCE_S
             call = any(self.guesses.get(peer, now) <= now for peer in silent) and again_at <= now
-            wake_at = now + SWEEP_PATIENCE_S if call else max(again_at, now + PATIENCE_S)
-            return Decision(False, wake_at, call, "nobody has a model yet")
+            wakes = [first_at + MODEL_WAIT_S_MAX, *self.etas.values(), *self.guesses.values()]
+            wakes.append(again_at if not call else now + SWEEP_PATIENCE_S)
+            coming = min((at for at in wakes if at > now), default=now + SWEEP_PATIENCE_S)
+            return Decision(False, coming, call, "nobody has a model yet")
         target, wait_from, grace_s = self._target(now, patience, group_s)
         call_at = None
         if silent:
             target = max(target, wait_from + grace_s)
-            call_at = wait_from + grace_s / 8 if self.called_at is None else None
+            # One that was to be here by now is asked anew: it may have gone on without this round.
+            unasked = any(peer not in self.called for peer in silent)
+            call_at = wait_from + grace_s / 8 if unasked else None
         if now >= target:
             return Decision(True, None, False, "waited long enough" if silent else "worth no wait")
         call = call_at is not None and now >= call_at

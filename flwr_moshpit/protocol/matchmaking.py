@@ -65,8 +65,8 @@ class Rendezvous:
         self.me = me
         self.group_s = 0.0
         """How long a group's averaging takes, as this peer has seen it."""
-        self.latest_round = Round(0)
-        """The highest round that anybody was heard to be in."""
+        self._ahead: list[tuple[int, PeerId]] = []
+        """The two peers that say they are in the highest rounds, the higher first."""
         self._incarnation = incarnation
         self._terms = terms
         self._lobbies: dict[GroupKey, Lobby] = {}
@@ -76,6 +76,17 @@ class Rendezvous:
     def deadline(self) -> float | None:
         wakes = [lobby.wake_at for lobby in self._lobbies.values() if lobby.wake_at is not None]
         return min(wakes, default=None)
+
+    @property
+    def latest_round(self) -> Round:
+        """The highest round that two peers were heard to be in: one alone may say anything."""
+        return Round(self._ahead[1][0]) if len(self._ahead) > 1 else Round(0)
+
+    def heard_of(self, round: int, peer: PeerId) -> None:
+        known = [(r, p) for r, p in self._ahead if p != peer or r > round]
+        if all(p != peer for _, p in known):
+            known.append((round, peer))
+        self._ahead = sorted(known, reverse=True)[:2]
 
     def leads(self, key: GroupKey) -> bool:
         return key in self._lobbies
@@ -88,7 +99,7 @@ class Rendezvous:
             return [_refusal(src, "announce", "impossible time")]
         if src not in grid.line(message.key):
             return [_refusal(src, "announce", "not in this line")]
-        self.latest_round = max(self.latest_round, message.key.round)
+        self.heard_of(message.key.round, src)
         lobby = self._lobby(message.key, grid, view)
         if lobby is None or lobby.closed:
             return []
@@ -187,9 +198,8 @@ class Rendezvous:
             return self._close(lobby, decision.reason, view, now)
         if not decision.call:
             return []
-        lobby.called_at, lobby.num_calls = now, lobby.num_calls + 1
         effects: list[Effect] = [
-            Send(peer, Call(lobby.key, lobby.sweep)) for peer in lobby.silent(now)
+            Send(peer, Call(lobby.key, lobby.sweep)) for peer in lobby.call(now)
         ]
         again = lobby.decide(now, self._terms.patience, self.group_s)
         lobby.wake_at = again.wake_at

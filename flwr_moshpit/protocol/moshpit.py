@@ -13,7 +13,8 @@ Departs from the paper:
   virtual peers (`cells.py`): a stand-in takes part once for each line on which it holds a cell.
 - A peer weighs as much as the examples that it has last trained on. Training on n that changes x by
   delta adds n delta to the sum of w x, and a group's average leaves every member its own weight:
-  neither changes the sum of w, so the swarm's mean moves exactly as FedAvg's.
+  neither changes the sum of w, so the swarm's mean moves exactly as FedAvg's. Where the examples
+  change from round to round (`local_s`), so does w, and the mean besides by what peers differ.
 - In a sweep, which trains nothing, weights travel: peers average w x and w alike, and all members
   of a group leave it with equal cells. That is what makes d rounds exact for unequal weights. Who
   trains again takes its own weight back: where all hold the same, this moves no mean.
@@ -32,7 +33,6 @@ import numpy as np
 
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import LocalProtocolError
-from flwr_moshpit.protocol.allreduce import NOTHING
 from flwr_moshpit.protocol.cells import Cells
 from flwr_moshpit.protocol.grid import Grid, grid_of
 from flwr_moshpit.protocol.grid import objection as unsound
@@ -105,6 +105,9 @@ from flwr_moshpit.protocol.state_transfer import Donor, Joiner, denial
 GUESS_S = 0.1
 """Least guess of how long a training still takes that has taken longer than ever before."""
 
+SKIPPED_MAX = 8
+"""So many rounds a peer leaves out at one leader's word, which may be wrong; then it asks again."""
+
 KEPT_ROUNDS = 2
 """For so many rounds after its end a group is still served to members that missed its result."""
 
@@ -154,9 +157,9 @@ class MoshpitPeer:
         """Take part without training until somebody has given me the swarm's model."""
         self._planner = Planner(me.peer, config)
         self._seats: list[Seat] = []
-        self._groups = Groups(me.peer, incarnation, config.compression)
+        self._groups = Groups(me.peer, incarnation)
         self._fruitless = 0
-        """Rounds in a row in which nobody that I met had a model to give."""
+        """Groups in a row that gave me no model, though I came in time."""
         self._training: _Training | None = None
         self._trained: tuple[Vector, Trained] | None = None
         self._skip_training = False
@@ -301,7 +304,7 @@ class MoshpitPeer:
 
     def _begin_round(self, now: float) -> list[Effect]:
         absorbed = self._absorb()
-        self._rendezvous.latest_round = max(self._rendezvous.latest_round, self.round)
+        self._rendezvous.heard_of(self.round, self.me)
         if not self._trains_in(self.round):
             end = self._end
             assert end is not None
@@ -312,7 +315,7 @@ class MoshpitPeer:
             return self._meet(now)
         if self._training is not None:
             self.phase = Phase.TRAINING
-            return []
+            return self._keep_training(self._training, now)
         if absorbed or self._tag_along or self._skip_training:
             return self._meet(now)
         self.phase = Phase.TRAINING
@@ -359,10 +362,7 @@ class MoshpitPeer:
     def _on_state_offer(self, src: PeerId, message: StateOffer, now: float) -> list[Effect]:
         if self._joiner is None:
             return []
-        effects = self._joiner.on_offer(src, message, now)
-        latest = self._joiner.round or 0
-        self._rendezvous.latest_round = Round(max(self._rendezvous.latest_round, latest))
-        return effects
+        return self._joiner.on_offer(src, message, now)
 
     def _on_state_wanted(self, src: PeerId, message: StateWanted, now: float) -> list[Effect]:
         has_model = self.weight > 0 or self.round > 0
@@ -397,18 +397,30 @@ class MoshpitPeer:
         slip_at = now + self._local_s * 1.05 if known else None
         self._training = _Training(job_id, job.params, now, round, slip_at)
         effects: list[Effect] = [Compute(job_id, job)]
-        return effects + (self._announce(round, self._local_s, now) if known else [])
+        return effects + (self._announce(round, self._local_s) if known else [])
 
-    def _announce(self, round: Round, eta_s: float, now: float) -> list[Effect]:
+    def _keep_training(self, training: _Training, now: float) -> list[Effect]:
+        """What is being trained is for this round now, whatever it was announced for."""
+        if training.round == self.round:
+            return []
+        lobbies = self._lobbies(Round(training.round))
+        effects: list[Effect] = [Send(peer, Late(key, self.round)) for peer, key in lobbies]
+        training.round = self.round
+        known = self._local_s > 0
+        return effects + (self._announce(self.round, self._left_s(now)) if known else [])
+
+    def _announce(self, round: Round, eta_s: float) -> list[Effect]:
+        lobbies = self._lobbies(round)
+        return [Send(peer, Announce(key, eta_s, self._local_s)) for peer, key in lobbies]
+
+    def _lobbies(self, round: Round) -> list[tuple[PeerId, GroupKey]]:
+        """Leader and key of each group that I am to meet in `round`."""
         grid = self._planner.grid
         if grid is None:
             return []
-        effects: list[Effect] = []
-        for key in dict.fromkeys(grid.key(round, cell) for cell in self._cells.numbers):
-            leaders = grid.leaders(key, self._view)
-            if leaders and len(grid.line(key)) > 1:
-                effects.append(Send(leaders[0], Announce(key, eta_s, self._local_s)))
-        return effects
+        keys = dict.fromkeys(grid.key(round, cell) for cell in self._cells.numbers)
+        led = [(grid.leaders(key, self._view)[:1], key) for key in keys if len(grid.line(key)) > 1]
+        return [(leader, key) for leaders, key in led for leader in leaders]
 
     def _on_trained(self, event: ComputeDone, now: float) -> list[Effect]:
         training = self._training
@@ -490,8 +502,8 @@ class MoshpitPeer:
         dim = len(seat.vector)
         schema, life = self._schema, self._incarnation
         # A sweep is to be exact.
-        compression = "none" if sweep else self.config.compression
-        return Arrive(seat.key, seat.weight, dim, schema, life, sweep, self._local_s, compression)
+        seat.compression = asked = "none" if sweep else self.config.compression
+        return Arrive(seat.key, seat.weight, dim, schema, life, sweep, self._local_s, asked)
 
     def _check_round(self, now: float) -> list[Effect]:
         return self._end_round(now) if all(seat.check() for seat in self._seats) else []
@@ -508,7 +520,7 @@ class MoshpitPeer:
         for seat in self._seats:
             outcome = seat.outcome
             assert outcome is not None
-            self._groups.end(seat)
+            effects += self._groups.end(seat, self._view)
             if outcome.average is not None:
                 travels = seat.allreduce is not None and seat.allreduce.named.sweep
                 weight = outcome.weight / outcome.num_cells if travels else None
@@ -517,12 +529,13 @@ class MoshpitPeer:
                 if seat.grouped_at is not None:
                     self._rendezvous.group_s = now - seat.grouped_at
             elif outcome.lost_track:
-                self._cells.replace(seat.cells, seat.vector, 0.0)
+                # What it brought is in the others' result: here it must not come in again.
+                self._cells.drop(seat.cells)
                 self._tag_along = self._cells.weight == 0
             else:
                 # Nobody came to this line, but two cells of my own still average with each other.
                 self._cells.pool(seat.cells)
-                self._fruitless += outcome.reason == NOTHING
+                self._fruitless += not seat.later_round
                 if len(self._view) <= 1 or self._fruitless > self._planner.num_axes:
                     self._tag_along = False
         later = max(seat.later_round for seat in self._seats)
@@ -539,7 +552,7 @@ class MoshpitPeer:
     def _forget(self, now: float) -> None:
         """Groups and lobbies that nobody can ask about any more."""
         oldest = self.round - KEPT_ROUNDS
-        self._groups.forget(oldest, self.round)
+        self._groups.forget(oldest, self.round, now)
         self._rendezvous.forget_before(min(oldest, self._rendezvous.latest_round - KEPT_ROUNDS))
         self._donor.forget_idle(now)
 
@@ -618,7 +631,7 @@ class MoshpitPeer:
                 if seat is not None and seat.waits and seat.leader == src:
                     if message.round > key.round:
                         seat.end("too late")
-                        seat.later_round = message.round
+                        seat.later_round = Round(min(message.round, key.round + SKIPPED_MAX))
                 elif self._rendezvous.leads(key):
                     return self._rendezvous.on_late(src, message, self._view, now)
             case Refused():
@@ -644,7 +657,12 @@ class MoshpitPeer:
         if drop and self._training is not None:
             # The others have stopped training: what this job would bring is of no use any more.
             effects: list[Effect] = [Cancel(self._drop_training())]
-            self.round = key.round
+            # The sweep is exact for those who take part from its first round.
+            begin = max(self.round, self._until or 0)
+            if begin < key.round:
+                eta_s = self._rendezvous.group_s or GUESS_S
+                effects.append(Send(src, Announce(key, eta_s, self._local_s)))
+            self.round = Round(min(begin, key.round))
             return effects + self._meet(now)
         if self.phase is Phase.IDLE:
             # Either I have done all my rounds, or I have not been told to begin.
@@ -671,21 +689,22 @@ class MoshpitPeer:
             return effects
         # Nothing lies between this group and the next one: say so before others wonder.
         next_s = self._rendezvous.group_s or named.stall_s / 4
-        return self._announce(Round(self.round + 1), next_s, now) + effects
+        return self._announce(Round(self.round + 1), next_s) + effects
 
     # Time, membership, plans
 
     def _on_timer(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self._replan_at is not None and self._replan_at <= now:
-            # A newcomer knows of others what its donor was at a while ago.
-            ahead = 1 if self._joiner is None else 2
-            next_round = Round(max(self.round, self._rendezvous.latest_round) + ahead)
+            next_round = Round(max(self.round, self._rendezvous.latest_round) + 1)
+            if self._joiner is not None:
+                # A newcomer knows of others what its donor was at a while ago.
+                next_round = Round(max(next_round, (self._joiner.round or 0) + 2))
             plan, effects = self._planner.replan(self._view, next_round, now)
             effects += self._take_up(plan, now)
         training = self._training
         if training is not None and training.slip_at is not None and training.slip_at <= now:
-            effects += self._announce(Round(training.round), self._left_s(now), now)
+            effects += self._announce(Round(training.round), self._left_s(now))
         effects += self._rendezvous.on_timer(self._view, now)
         if self._joiner is not None:
             effects += self._joiner.on_timer(now)

@@ -22,17 +22,14 @@ class Packing:
         codec = codec_of("none")
         self._parts = Feedback(codec, dim, dtype)
         self._means = Feedback(codec, dim, dtype)
-        self._weights = (0.0, 0.0)
+        self._part_weight = self._mean_weight = 0.0
 
     def begin(self, codec: str, weight: float, total: float) -> None:
         """A round in which this vector weighs `weight` of `total`. Raises ConfigError for a codec
         that is not known."""
         self._parts.codec = self._means.codec = codec_of(codec)
-        feedbacks = (self._parts, self._means)
-        for feedback, old, new in zip(feedbacks, self._weights, (weight, total), strict=True):
-            if old > 0 and new > 0 and old != new:
-                feedback.rescale(old / new)
-        self._weights = (weight, total)
+        self._part_weight = _rescaled(self._parts, self._part_weight, weight)
+        self._mean_weight = _rescaled(self._means, self._mean_weight, total)
 
     def part(self, offset: int, values: Vector) -> Packed:
         """The same for the same piece, until the round ends."""
@@ -48,13 +45,22 @@ class Packing:
         """Means that were made so far do not count."""
         self._means.rollback()
 
-    def end(self, counted: bool) -> None:
-        """`counted`: what was sent is in the round's result."""
-        for feedback in (self._parts, self._means):
-            if counted:
+    def end(self, contributed: bool, averaged: bool) -> None:
+        """Whether this vector is in the round's result, and whether there is one."""
+        for feedback, counts in ((self._parts, contributed), (self._means, averaged)):
+            if counts:
                 feedback.commit()
             else:
                 feedback.rollback()
+
+
+def _rescaled(feedback: Feedback, old: float, new: float) -> float:
+    """The weight by which what is left out is measured now: one of 0 sends nothing."""
+    if new <= 0:
+        return old
+    if old > 0 and old != new:
+        feedback.rescale(old / new)
+    return new
 
 
 def unpacked(data: Vector, codec: str, size: int, dtype: np.dtype[Any]) -> Vector | None:

@@ -19,6 +19,7 @@ class Seat:
     __slots__ = (
         "allreduce",
         "cells",
+        "compression",
         "grouped_at",
         "key",
         "later_round",
@@ -36,6 +37,8 @@ class Seat:
         self.cells = cells
         self.vector = vector
         self.weight = weight
+        self.compression = "none"
+        """What I asked for when I came."""
         self.leader: PeerId | None = None
         self.shunned: dict[PeerId, None] = {}
         """Leaders that do not answer."""

@@ -45,6 +45,9 @@ PATIENCE_S_MAX = 60.0
 PAUSE_S = 0.5
 """Before those who are busy, or not there yet, are asked again."""
 
+LAPS_MAX = 1200
+"""So often everybody is asked, whatever they say, by one who could begin without a model, too."""
+
 SILENT_LAPS_MAX = 3
 """So often everybody is asked in vain, without one saying that it is worth to ask again."""
 
@@ -131,7 +134,7 @@ class Joiner:
         self._queue: list[PeerId] = []
         self._again = self._silent = False
         """Whether in this lap somebody asked to be asked again, or nobody heard of."""
-        self._silent_laps = 0
+        self._silent_laps = self._laps = 0
         self._patience_s = PATIENCE_S
         self._due: float | None = None
         self._donor: PeerId | None = None
@@ -238,9 +241,12 @@ class Joiner:
             self._donor = self._queue.pop(0)
             self._due = now + self._patience_s
             return [Send(self._donor, self._wanted)]
+        self._laps += 1
         self._silent_laps = 0 if self._again else self._silent_laps + 1
         if not self._again and (not self._silent or self._silent_laps >= SILENT_LAPS_MAX):
             self.is_over = True
+        if self._laps >= LAPS_MAX and not self._wanted.least_round:
+            self.is_over = self._silent = True
         self._due = now + PAUSE_S
         return []
 

@@ -147,6 +147,11 @@ class Deployment:
             f"partition-id={number} num-partitions={of} {address} {node_config}",
         )
 
+    def supernodes(self) -> str:
+        """What Flower says of them all."""
+        arguments = ("supernode", "list", "here", "--format", "json")
+        return flwr(self.env, *arguments, cwd=self.folder, timeout_s=120)
+
     def kill(self, name: str) -> None:
         """SIGKILL to a program and to what it has started, but not to peers, who are detached."""
         process = self._processes.pop(name)

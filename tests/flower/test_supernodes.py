@@ -114,11 +114,6 @@ def controllers(deployment: Deployment) -> str:
     return "".join(file.read_text() for file in files)
 
 
-@pytest.mark.xfail(
-    run=False,
-    strict=False,
-    reason="known fault: the resumed run does not hear the SuperNode that was killed and came back",
-)
 def test_peers_outlive_supernodes_and_the_superlink_until_the_run_is_stopped(
     deployment: Deployment,
 ) -> None:
@@ -149,6 +144,8 @@ def test_peers_outlive_supernodes_and_the_superlink_until_the_run_is_stopped(
 
     # A new run finds them again, and `flwr stop` ends them.
     deployment.start_superlink()
+    # Before, Flower would turn the SuperNode away, which then does not ask again.
+    wait_until(lambda: "offline" in deployment.supernodes(), LONG_S, "one SuperNode is missed")
     deployment.start_supernode(0, of=3)
     [swarm] = [path.name for path in Path(deployment.env["FLWR_HOME"], "moshpit").iterdir()]
     run_id = begin(deployment, f"{endless} resume='{swarm}'")

@@ -4,6 +4,7 @@ import pytest
 
 from flwr_moshpit.protocol.lobby import (
     CALLS_MAX,
+    MODEL_WAIT_S_MAX,
     PATIENCE_S,
     SLACK,
     SWEEP_WAIT_S_MAX,
@@ -38,7 +39,7 @@ def closes_at(made, now, group_s=0.0):
         if decision.close:
             return now, called
         if decision.call:
-            called, made.called_at = True, now
+            called = bool(made.call(now))
             continue
         if decision.wake_at is None:
             return None, called
@@ -130,7 +131,8 @@ def test_who_needs_a_model_asks_the_others_before_it_goes_without():
     now, calls = 10.0, 0
     while not (decision := made.decide(now, 0.25, 0.0)).close:
         if decision.call:
-            made.called_at, made.num_calls, calls = now, made.num_calls + 1, calls + 1
+            made.call(now)
+            calls += 1
         now = decision.wake_at
     assert calls == CALLS_MAX
 
@@ -147,3 +149,26 @@ def test_who_is_elsewhere_or_dead_is_not_expected():
     assert not made.decide(10.0, 0.25, 0.0).close
     made.drop(PeerId("c"))
     assert made.decide(10.0, 0.25, 0.0).reason == "all are here"
+
+
+def test_who_breaks_a_promise_is_asked_again():
+    made = lobby(5, here=[(10, 10), (10, 10), (10, 10)], coming=[(10.5, 10), (13, 10)])
+    assert not made.silent(10.4)
+    assert made.decide(10.6, 0.25, 0.0).call
+    assert made.call(10.6) == [PeerId("d")]
+    assert not made.decide(10.7, 0.25, 0.0).call
+    made.announce(PeerId("d"), 0.3, 10, 10.8)
+    assert made.decide(12, 0.25, 0.0).call
+
+
+def test_who_only_says_that_it_comes_delays_those_without_a_model_for_a_while():
+    made = lobby(2)
+    made.arrive(PeerId("a"), Arrival(5.0, 0.0, 0), 1.0, False)
+    now, decision = 5.0, made.decide(5.0, 0.25, 0.0)
+    wakes = 0
+    while not decision.close:
+        made.announce(PeerId("b"), 1e9, 1.0, now)
+        now, wakes = made.decide(now, 0.25, 0.0).wake_at, wakes + 1
+        decision = made.decide(now, 0.25, 0.0)
+    assert now == 5.0 + MODEL_WAIT_S_MAX
+    assert wakes < 3

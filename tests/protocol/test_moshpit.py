@@ -282,16 +282,21 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("rounds", [1, 6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_lost_message_of_any_kind_delays_but_stops_nothing(kind):
+def test_one_lost_message_of_any_kind_delays_but_stops_nothing(kind, rounds):
+    """Rounds that follow at once must not forget the one in which somebody waits."""
     net = unit_swarm(1)
     rule = net.drop(kind=kind, limit=1)
     if kind in ("Query", "Answer", "Accuse", "Stands"):
         net.kill(2, during="allreduce")
-    net.run(rounds=1)
+    net.run(rounds=rounds)
     assert rule.hits == 1 or kind in ("Announce", "Stands")
-    check_one_round(net, 8)
     assert net.now < 30
+    if rounds == 1:
+        check_one_round(net, 8)
+    elif kind in ("Part", "Average"):
+        assert [r.contributors for r in net.history.rounds if r.round == 0] == [8] * 8
 
 
 @pytest.mark.parametrize("group_size", [2, 8])
@@ -456,18 +461,18 @@ def test_equal_time_lets_fast_devices_do_more():
     assert net.consensus_distance() < 1e-12
 
 
-@pytest.mark.parametrize("delayed", [False, True])
-def test_very_unequal_devices_do_not_diverge(delayed):
+@pytest.mark.parametrize(("delayed", "seed"), [(False, 1), (True, 1), (True, 2), (True, 4)])
+def test_very_unequal_devices_do_not_diverge(delayed, seed):
     """A T4 does 34 times what a Nano does in the same time, and counts as much.
 
     No local training leads further from its start than to the client's own optimum, so the mean
     stays among these.
     """
     mix = {"jetson-nano": 0.5, "jetson-orin-nano": 0.3, "cloud-t4": 0.2}
-    fleet = Fleet.mix(mix, 21, seed=1)
+    fleet = Fleet.mix(mix, 21, seed=seed)
     trainer = QuadraticTrainer(dim=16, num_examples=[3, 10, 7], flops_per_example=2e9)
     algorithm = Moshpit(group_size=8, local_s=0.46, delayed=delayed)
-    net = Swarm(trainer, peers=21, algorithm=algorithm, seed=1, fleet=fleet)
+    net = Swarm(trainer, peers=21, algorithm=algorithm, seed=seed, fleet=fleet)
     net.run(rounds=60, sweep=True)
     optima = [
         np.linalg.solve(trainer.matrix(client), trainer.target(client)) for client in range(21)
@@ -486,7 +491,7 @@ def test_small_groups_start_at_once():
 
 
 def cut_off_for_a_moment(seed):
-    """Some links of four peers are cut for less than anybody needs to notice, at one drawn stage
+    """Some links of four peers are cut for less than membership needs to notice, at one drawn stage
     of the first round. Everybody brings a unit vector, once."""
     rng = np.random.default_rng(seed)
     trainer = GivenVectors(np.tile(np.eye(4), 16), [1] * 4)
@@ -497,7 +502,7 @@ def cut_off_for_a_moment(seed):
     sides = [([0, 1], [2, 3]), ([0], [1, 2, 3]), ([0, 1, 2], [3]), ([0, 2], [1, 3])]
     side = sides[rng.integers(len(sides))]
     stage = str(rng.choice(["Average", "Part", "GroupNamed", "Arrive"]))
-    begin_s, long_s = rng.uniform(0, 0.08), float(rng.choice([0.02, 0.05, 0.1]))
+    begin_s, long_s = rng.uniform(0, 0.08), float(rng.choice([0.02, 0.1, 0.3, 1]))
     struck = []
 
     def strike(now, src, dst, message):

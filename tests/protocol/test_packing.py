@@ -167,13 +167,13 @@ def test_a_weight_that_changes_keeps_the_mass_of_what_was_left_out() -> None:
     kept.begin("int8", 2.0, 8.0)
     values = models(0)[0]
     kept.part(0, values)
-    kept.end(counted=True)
+    kept.end(contributed=True, averaged=True)
     before = kept._parts.residual.copy()
     assert before.any()
     kept.begin("int8", 4.0, 8.0)
     np.testing.assert_allclose(kept._parts.residual, before / 2, rtol=1e-6)
     kept.part(0, values)
-    kept.end(counted=False)
+    kept.end(contributed=False, averaged=False)
     np.testing.assert_allclose(kept._parts.residual, before / 2, rtol=1e-6)
 
 
