@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flwr_moshpit.protocol.group_checks import COUNTER_MAX, objection, unusable
-from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Send, Vector
+from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Send, Vector, refused
 from flwr_moshpit.protocol.messages import (
     Accuse,
     Answer,
@@ -210,13 +210,13 @@ class AllReduce:
                     return self._on_answer(src, message, now)
             case GroupNamed():
                 if not self._descends(message):
-                    return [Report("refused", {"peer": src, "reason": "forged", "what": "group"})]
+                    return [refused(src, "group", "forged")]
                 if message.version > self.named.version and message.version >= self._promised:
                     return self._take_version(message, now)
             case Stands():
                 holders = [member.peer for member in message.named.members]
                 if not self._descends(message.named) or message.holder not in holders:
-                    return [Report("refused", {"peer": src, "reason": "forged", "what": "stands"})]
+                    return [refused(src, "stands", "forged")]
                 return self._on_stands(message, now)
             case Waiting():
                 self._progress_at = now
@@ -416,7 +416,7 @@ class AllReduce:
         data = unpacked(part.data, self.named.compression, size, dtype)
         reason = unusable(data, size, dtype, self._weights[src])
         if reason:
-            report = Report("refused", {"peer": src, "reason": reason, "what": "part"})
+            report = refused(src, "part", reason)
             return [report, *self._lose(src, "unusable", now)]
         assert data is not None
         self.parts.put(part.offset, src, data)
@@ -480,7 +480,7 @@ class AllReduce:
         data = unpacked(message.data, self.named.compression, size, dtype)
         reason = unusable(data, size, dtype, 1.0)
         if reason:
-            report = Report("refused", {"peer": src, "reason": reason, "what": "average"})
+            report = refused(src, "average", reason)
             return [report, *self._lose(src, "unusable", now)]
         assert data is not None
         self._averages[message.offset] = self._kept(message.offset, data)

@@ -31,7 +31,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from flwr_moshpit.protocol.machine import PeerId, Publish, Record, Report, View, ViewChanged
+from flwr_moshpit.protocol.machine import (
+    PeerId,
+    Publish,
+    Record,
+    Report,
+    View,
+    ViewChanged,
+    refused,
+)
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Label, RootClaim
 from flwr_moshpit.protocol.topology import Topology
 from flwr_moshpit.protocol.tracking import Core
@@ -218,7 +226,7 @@ class TreeSeat:
             leases.refuse(child, message.edge, "over")
             return False
         if (message.dim, message.schema) != (identity.dim, identity.schema):
-            self._emit(Report("refused", {"peer": child, "reason": "schema", "what": "Attach"}))
+            self._emit(refused(child, "Attach", "schema"))
             leases.refuse(child, message.edge, "schema")
             return False
         if child in self._standing.path or not self._active:

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from flwr_moshpit.compression import agreed
 from flwr_moshpit.protocol.allreduce import AllReduce
 from flwr_moshpit.protocol.group_checks import objection
-from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Round, Send, View
+from flwr_moshpit.protocol.machine import (
+    Effect,
+    Message,
+    PeerId,
+    Report,
+    Round,
+    Send,
+    View,
+    refused,
+)
 from flwr_moshpit.protocol.messages import (
     Accuse,
     Answer,
@@ -76,13 +85,12 @@ class Groups:
             return None, [Send(src, Gone(named.group, self._past[named.group]))]
         if named.group.leader == self._me != src:
             # To decline it would make it past, and I could never name it myself.
-            values = {"peer": src, "reason": "no group of mine", "what": "group"}
-            return None, [Report("refused", values)]
+            return None, [refused(src, "group", "no group of mine")]
         if seat is None or self._means_another(named, seat):
             return None, self._decline(named)
         reason = self._objection(src, named, seat)
         if reason:
-            report = Report("refused", {"peer": src, "reason": reason, "what": "group"})
+            report = refused(src, "group", reason)
             return None, [report, *self._decline(named)]
         self._let_go(named)
         seat.retry_at, seat.grouped_at = None, now

@@ -303,6 +303,11 @@ class Report:
     values: Mapping[str, Any]
 
 
+def refused(peer: PeerId, what: str, reason: str) -> Report:
+    """That a message of `peer` was dropped, for people to see."""
+    return Report("refused", {"peer": peer, "reason": reason, "what": what})
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     params: Vector

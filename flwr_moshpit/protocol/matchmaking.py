@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from flwr_moshpit.compression import agreed
 from flwr_moshpit.protocol.grid import Grid
 from flwr_moshpit.protocol.lobby import Arrival, Lobby
-from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, View
+from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, View, refused
 from flwr_moshpit.protocol.messages import (
     Announce,
     Arrive,
@@ -96,9 +96,9 @@ class Rendezvous:
     ) -> list[Effect]:
         times = (message.eta_s, message.local_s)
         if not all(math.isfinite(time) and time >= 0 for time in times):
-            return [_refusal(src, "announce", "impossible time")]
+            return [refused(src, "announce", "impossible time")]
         if src not in grid.line(message.key):
-            return [_refusal(src, "announce", "not in this line")]
+            return [refused(src, "announce", "not in this line")]
         self.heard_of(message.key.round, src)
         lobby = self._lobby(message.key, grid, view)
         if lobby is None or lobby.closed:
@@ -111,10 +111,10 @@ class Rendezvous:
     ) -> list[Effect]:
         key = message.key
         if src not in grid.line(key):
-            return [_refusal(src, "arrive", "not in this line")]
+            return [refused(src, "arrive", "not in this line")]
         reason = self._objection(message)
         if reason:
-            return [_refusal(src, "arrive", reason), Send(src, Refused(key, reason))]
+            return [refused(src, "arrive", reason), Send(src, Refused(key, reason))]
         lobby = self._lobby(key, grid, view)
         if lobby is None or lobby.closed:
             group = lobby.group if lobby else None
@@ -260,7 +260,3 @@ class Rendezvous:
             lobby.sweep,
             agreed([lobby.arrivals[peer].compression for peer in present]),
         )
-
-
-def _refusal(src: PeerId, what: str, reason: str) -> Report:
-    return Report("refused", {"peer": src, "reason": reason, "what": what})

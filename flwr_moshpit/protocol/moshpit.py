@@ -67,6 +67,7 @@ from flwr_moshpit.protocol.machine import (
     Vector,
     View,
     ViewChanged,
+    refused,
 )
 from flwr_moshpit.protocol.matchmaking import GroupTerms, Rendezvous
 from flwr_moshpit.protocol.messages import (
@@ -212,6 +213,10 @@ class MoshpitPeer:
         return min((time for time in times if time is not None), default=None)
 
     def snapshot(self) -> State:
+        """To begin again from (round, cells, tag_along, local_s), and for people to look at.
+
+        What a codec had left out of parts is not in it: a peer that begins again starts with none.
+        """
         plan = self._planner.newest
         return {
             "round": int(self.round),
@@ -433,7 +438,7 @@ class MoshpitPeer:
         result = event.result
         reason = unusable(result.params, len(training.base), training.base.dtype, 1.0)
         if reason:
-            report = Report("refused", {"peer": self.me, "reason": reason, "what": "training"})
+            report = refused(self.me, "training", reason)
             return [report, *self._after_training(now)]
         self._trained = (training.base, result)
         return self._after_training(now)
@@ -586,12 +591,7 @@ class MoshpitPeer:
                 return self._joiner.on_denied(src, message, now) if self._joiner else []
             case StateChunk():
                 return self._joiner.on_chunk(src, message, now) if self._joiner else []
-        return [
-            Report(
-                "refused",
-                {"peer": src, "reason": "unknown message", "what": type(message).__name__},
-            )
-        ]
+        return [refused(src, type(message).__name__, "unknown message")]
 
     def _on_lobby_message(
         self,
@@ -606,7 +606,7 @@ class MoshpitPeer:
         if not 0 <= key.round <= last < ROUND_MAX or astray:
             reason = "impossible round"
             what = type(message).__name__.lower()
-            return [Report("refused", {"peer": src, "reason": reason, "what": what})]
+            return [refused(src, what, reason)]
         newest = self._planner.newest
         if grid is None and (newest is None or key.plan > newest.id):
             return [Send(src, WhichPlan())]
@@ -645,7 +645,7 @@ class MoshpitPeer:
         """A leader has heard nothing of me: come, or say when, or that I am elsewhere."""
         key = message.key
         if not {src, self.me} <= {*grid.line(key)}:
-            return [Report("refused", {"peer": src, "reason": "no call of his", "what": "call"})]
+            return [refused(src, "call", "no call of his")]
         if key.round < self.round:
             return [Send(src, Late(key, self.round))]
         if seat is not None:
@@ -754,8 +754,7 @@ class MoshpitPeer:
         if record.key != PLAN_KEY or not isinstance(record.value, Plan):
             return []
         if record.rank != tuple(record.value.id):
-            values = {"peer": record.value.id.coordinator, "reason": "forged rank", "what": "plan"}
-            return [Report("refused", values)]
+            return [refused(record.value.id.coordinator, "plan", "forged rank")]
         effects = self._on_plan(record.value, now, gossiped=True)
         self._planner.on_view(self._view, now)
         return effects
@@ -776,7 +775,7 @@ class MoshpitPeer:
         reason = unsound(plan)
         if reason:
             who = plan.id.coordinator
-            return [Report("refused", {"peer": who, "reason": reason, "what": "plan"})]
+            return [refused(who, "plan", reason)]
         if not self._planner.learn(plan, gossiped):
             return []
         is_new = self.round == 0 and self.phase in (Phase.TRAINING, Phase.WAITING)

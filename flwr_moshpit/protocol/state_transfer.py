@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_moshpit.protocol.group_checks import unusable
-from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, Vector
+from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, Vector, refused
 from flwr_moshpit.protocol.messages import (
     ROUND_MAX,
     StateAsk,
@@ -96,7 +96,7 @@ class Donor:
             return [Send(src, StateDenied("no such snapshot", again=True))]
         end = ask.offset + ask.size
         if not (0 <= ask.offset < end <= len(snapshot.params)):
-            return [Report("refused", {"peer": src, "reason": "impossible piece", "what": "ask"})]
+            return [refused(src, "ask", "impossible piece")]
         snapshot.used_at = now
         if end == len(snapshot.params):
             del self._snapshots[src]
@@ -193,7 +193,7 @@ class Joiner:
         if self.is_over or src != self._donor or self._offer is not None:
             return []
         if not self._wanted.least_round <= offer.round < ROUND_MAX:
-            return [_refusal(src, "impossible round"), *self._next_donor(now)]
+            return [refused(src, "state", "impossible round"), *self._next_donor(now)]
         self._offer = offer
         self._buffer = np.empty(self._dim, self._dtype)
         self._next_offset = 0
@@ -212,7 +212,7 @@ class Joiner:
         reason = unusable(chunk.data, size, self._buffer.dtype, 1.0)
         if reason is not None:
             self._silent = True
-            return [_refusal(src, reason), *self._next_donor(now)]
+            return [refused(src, "state", reason), *self._next_donor(now)]
         self._buffer[chunk.offset : chunk.offset + size] = chunk.data
         self._due = now + self._patience_s
         if self._under_way or self._next_offset < self._dim:
@@ -267,7 +267,3 @@ def denial(
     if round < wanted.least_round:
         return StateDenied("not there yet", again=not has_finished)
     return None
-
-
-def _refusal(src: PeerId, reason: str) -> Report:
-    return Report("refused", {"peer": src, "reason": reason, "what": "state"})
