@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.compat import NOBODY_ANSWERED, log
+from flwr_moshpit.flower.dialling import LOOKERS, Look
 from flwr_moshpit.flower.peer_actions import answer_of, ask_message
 from flwr_moshpit.flower.swarm import Swarm
 from flwr_moshpit.protocol.machine import PeerId
@@ -31,7 +32,7 @@ LIVES_MAX = 5
 """How often a peer that has died is started again."""
 CONTACTS_MAX = 16
 
-_TTL_S = {"join": 900.0, "start": 900.0, "status": 900.0, "result": 1800.0, "stop": 900.0}
+_TTL_S, _RESULT_TTL_S = 900.0, 1800.0
 """A message that expires too soon is asked again while the process for the first one still starts:
 on a busy device that would make it busier. The loss of a SuperNode is told by Flower after 60 s."""
 
@@ -46,6 +47,8 @@ class Member:
     peer: PeerId | None = None
     address: str = ""
     public_pem: str = ""
+    dialable: bool | None = None
+    """Whether others can dial its peer; None until that was tried."""
     client: int | None = None
     num_clients: int | None = None
     lives: int = 0
@@ -98,6 +101,7 @@ class Crew:
         self._log_at = 0.0
         self._logged = ""
         self._enough_since: float | None = None
+        self._look: Look | None = None
         self._began = swarm.is_resumed
         self.began_at = clock()
         """When the first peers were started, or, of a swarm that is resumed, looked for."""
@@ -145,6 +149,7 @@ class Crew:
         for member in self.members.values():
             if not member.asked and now >= member.next_at:
                 self._ask_next(member, now)
+        self._look_around()
         for member, reply in self._replies():
             self._take(member, reply)
         if now >= self._log_at:
@@ -156,20 +161,22 @@ class Crew:
         match member.state:
             case "new":
                 self._send(member, "join")
-            case "joined" if self._may_begin(now):
+            case "joined" if self._may_begin(now) and member.dialable is not None:
                 self._send(member, "start", **self._orders(member))
             case "running" | "finished":
                 self._send(member, "status", peer=member.peer, offset=member.offset)
 
-    def _send(self, member: Member, action: str, **asked: Any) -> None:
-        message = ask_message(member.node_id, action, _TTL_S[action], swarm=self._swarm.id, **asked)
+    def _send(self, member: Member, action: str, **asked: Any) -> bool:
+        ttl_s = _RESULT_TTL_S if action == "result" else _TTL_S
+        message = ask_message(member.node_id, action, ttl_s, swarm=self._swarm.id, **asked)
         [message_id] = self._grid.push_messages([message])
         if message_id is None:
             # The SuperNode has left in this very moment.
             member.next_at = self._clock() + self._log_every_s
-            return
+            return False
         member.asked = action
         self._sent[message_id] = member
+        return True
 
     def _replies(self) -> Iterator[tuple[Member, Message]]:
         if not self._sent:
@@ -185,6 +192,9 @@ class Crew:
         try:
             answer = answer_of(reply)
         except ConfigError as error:
+            if action == "dial":
+                self._dialled(member, None)
+                return
             gone = reply.has_error() and reply.error.code in NOBODY_ANSWERED
             self._fail(member, action, str(error), gone)
             return
@@ -193,10 +203,13 @@ class Crew:
             log().info("the SuperNode of %s answers again", member.name)
         if action == "join":
             self._joined(member, answer)
+        elif action == "dial":
+            self._dialled(member, answer["failures"])
         elif action == "start":
             member.state = "running"
-            assert member.peer is not None
-            self._swarm.note(member.peer, member.address)
+            if member.dialable:
+                assert member.peer is not None
+                self._swarm.note(member.peer, member.address)
         elif action == "status":
             self._told(member, answer)
 
@@ -235,12 +248,60 @@ class Crew:
                     "in --node-config"
                 )
         member.peer, member.address = peer, answer["address"]
-        member.public_pem = answer["public-key"]
+        member.public_pem, member.dialable = answer["public-key"], answer["dialable"]
         member.client, member.num_clients = answer["client"], answer["num-clients"]
         member.lives += 1
         member.state = "running" if answer["started"] else "joined"
         member.next_at = 0.0
-        log().info("%s on %s listens on %s", peer, answer["host"], member.address)
+        where = f"listens on {member.address}" if member.dialable is not False else "is relayed"
+        log().info("%s on %s %s", peer, answer["host"], where)
+
+    def _look_around(self) -> None:
+        """Let SuperNodes dial the newcomers, before these begin."""
+        newcomers = [m for m in self.members.values() if m.state == "joined" and m.dialable is None]
+        if self._look is not None or not self._began or not newcomers:
+            return
+        lookers = [
+            m for m in self.members.values() if m.state in ("joined", "running") and not m.is_silent
+        ]
+        free = [m for m in lookers if not m.asked]
+        if len(free) < min(LOOKERS, len(lookers)):
+            return
+        self._look = look = Look.at(newcomers)
+        for member in free[:LOOKERS]:
+            if addresses := look.orders(member.peer):
+                look.num_lookers += self._send(member, "dial", addresses=addresses)
+        self._end_look(look)
+
+    def _dialled(self, looker: Member, failures: Mapping[str, str] | None) -> None:
+        looker.next_at = 0.0
+        if self._look is not None:
+            self._look.take(looker.name, failures)
+            self._end_look(self._look)
+
+    def _end_look(self, look: Look) -> None:
+        if look.num_lookers:
+            return
+        self._look = None
+        for member in self.members.values():
+            if member.peer not in look.addresses or member.state != "joined":
+                continue
+            member.dialable = look.can_dial(member.peer)
+            if not member.dialable:
+                log().warning(
+                    "others cannot dial %s at %s (%s): it is reached through another peer, and "
+                    "reduces nothing; to change that, give its SuperNode an address that they "
+                    "reach, in --node-config 'peer-address=\"HOST:PORT\"'",
+                    member.name,
+                    member.address,
+                    "; ".join(look.failures[member.peer]),
+                )
+        present = [m for m in self.members.values() if m.state in ("joined", "running")]
+        if present and all(member.dialable is False for member in present):
+            raise MoshpitError(
+                "no peer can be dialled by another, and one must be: see above, or remove "
+                "peer-relayed from a --node-config"
+            )
 
     def _told(self, member: Member, answer: Mapping[str, Any]) -> None:
         member.offset = answer["offset"]
@@ -301,6 +362,7 @@ class Crew:
 
     def _orders(self, member: Member) -> dict[str, Any]:
         others = [m for m in self.members.values() if m is not member and m.address]
+        others = [m for m in others if m.dialable is not False]
         members = [m for m in self.members.values() if m.state in ("joined", "running")]
         clients = [m.num_clients for m in self.members.values() if m.num_clients is not None]
         client = member.client
@@ -313,6 +375,7 @@ class Crew:
             "peer": member.peer,
             "certificate": certificate.decode(),
             "authority": self._swarm.authority.certificate_pem.decode(),
+            "dialable": member.dialable is not False,
             "contacts": {m.peer: m.address for m in others[:CONTACTS_MAX]},
             "client": client,
             "num-clients": max([*clients, len(members), client + 1]),

@@ -1,6 +1,7 @@
 """What a SuperNode does for its peer when the ServerApp asks: `@app.query` actions.
 
     join     start the peer process, and answer where it listens and with what key
+    dial     which other peers can be dialled from here
     start    hand it its certificate and whom it meets
     status   what it has reported since, and whether it lives
     result   its parameters; the only answer with an array
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from flwr_moshpit.flower.peer_folder import PeerFolder
 
 LISTENING_S = 60.0
 """How long a peer process may take to listen; a loaded Jetson imports torch for half of that."""
+DIALLED_S = 5.0
 STOPPED_S = 10.0
 POLL_S = 0.1
 REPORT_BYTES_MAX = 1 << 18
@@ -51,6 +54,7 @@ def add_peer_actions(app: ClientApp, folder: Path) -> None:
     """Let ServerApps look after the peer of `app`, whose code is in `folder`."""
     actions: dict[str, Callable[[dict[str, Any], Context], Answer]] = {
         "join": partial(_join, folder),
+        "dial": _dial,
         "start": _start,
         "status": _status,
         "result": _result,
@@ -100,9 +104,13 @@ def _join(app_folder: Path, asked: dict[str, Any], context: Context) -> Answer:
     folder = PeerFolder.of(asked["swarm"], peer)
     folder.make()
     end = folder.read("end") or {}
+    relayed = bool(context.node_config.get("peer-relayed", False))
+    if relayed and "peer-address" in context.node_config:
+        raise ConfigError("peer-address: a peer that is relayed has none that others could dial")
     if folder.pid() is None and not end.get("finished"):
         folder.remove("peer", "end")
-        address = str(context.node_config.get("peer-address", f"{_own_host()}:0"))
+        here = "127.0.0.1:0" if relayed else f"{_own_host()}:0"
+        address = str(context.node_config.get("peer-address", here))
         folder.write(
             "join",
             {
@@ -116,9 +124,11 @@ def _join(app_folder: Path, asked: dict[str, Any], context: Context) -> Answer:
         )
         process = _spawn(folder, str(context.node_config.get("peer-python", sys.executable)))
         _wait_until_listening(folder, process)
-    joined, listening = folder.read("join"), folder.read("peer")
+    joined, listening, start = (folder.read(name) for name in ("join", "peer", "start"))
     assert joined is not None
     assert listening is not None
+    # Afterwards it has what it began with.
+    dialable = start["dialable"] if start is not None else False if relayed else None
     return {
         "peer": joined["peer"],
         "address": listening["address"],
@@ -126,7 +136,8 @@ def _join(app_folder: Path, asked: dict[str, Any], context: Context) -> Answer:
         "client": partition,
         "num-clients": context.node_config.get("num-partitions"),
         "host": socket.gethostname(),
-        "started": folder.read("start") is not None,
+        "dialable": dialable,
+        "started": start is not None,
     }, {}
 
 
@@ -174,6 +185,23 @@ def _wait_until_listening(folder: PeerFolder, process: subprocess.Popen[bytes]) 
 def _last_line(folder: PeerFolder) -> str:
     lines = folder.log.read_text(errors="replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "nothing")
+
+
+def _dial(asked: dict[str, Any], context: Context) -> Answer:
+    addresses: dict[str, str] = asked["addresses"]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        reasons = list(pool.map(_why_not, addresses.values()))
+    return {"failures": {p: r for p, r in zip(addresses, reasons, strict=True) if r}}, {}
+
+
+def _why_not(address: str) -> str:
+    """Why nobody answers there; "" if somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), DIALLED_S).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 def _start(asked: dict[str, Any], context: Context) -> Answer:

@@ -52,8 +52,12 @@ def simulate_on_grid(app: App, grid: Grid, run_config: Mapping[str, Any]) -> His
     began_at = time.monotonic()
     with progress:
         history = simulation.run(until=plan.until_s, rounds=settings.rounds, out=out)
+    took_s = time.monotonic() - began_at
     log().info(
-        "%d calls of the ClientApp in %s", backend.num_jobs, duration(time.monotonic() - began_at)
+        "%d calls of the ClientApp in %s, %.2f ms for each",
+        backend.num_jobs,
+        duration(took_s),
+        1e3 * took_s / max(1, backend.num_jobs),
     )
     for line in history.table().splitlines():
         log().info("%s", line)

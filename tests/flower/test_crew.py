@@ -47,11 +47,15 @@ class Device:
     params: Any = field(default_factory=lambda: PARAMS)
     lies: bool = False
     raises: bool = False
+    reached_by: tuple[int, ...] | None = None
+    """Clients that can dial it; None for all."""
+    relayed: bool = False
     key: bytes = field(default_factory=new_key)
     orders: dict[str, Any] | None = None
     started_s: float | None = None
     joins: int = 0
     stopped: bool = False
+    others: dict[int, Device] = field(default_factory=dict)
 
     @property
     def peer(self) -> str:
@@ -66,7 +70,9 @@ class Device:
         self.joins += 1
         if self.dies_s is not None and now >= self.dies_s:
             self.dies_s = None
+        dialable = False if self.relayed else None
         return {
+            "dialable": self.orders["dialable"] if self.orders else dialable,
             "peer": self.peer,
             "address": f"127.0.0.1:{9000 + self.client}",
             "public-key": public_key(self.key).decode(),
@@ -75,6 +81,16 @@ class Device:
             "host": "device",
             "started": self.orders is not None,
         }, {}
+
+    def _dial(self, asked: dict[str, Any], now: float) -> tuple[Any, Any]:
+        assert self.peer not in asked["addresses"]
+        at = {f"client-{d.client}": d for d in self.others.values()}
+        unreached = {
+            peer: "timed out"
+            for peer in asked["addresses"]
+            if (by := at[peer].reached_by) is not None and self.client not in by
+        }
+        return {"failures": unreached}, {}
 
     def _start(self, asked: dict[str, Any], now: float) -> tuple[Any, Any]:
         self.orders, self.started_s = asked, now
@@ -121,6 +137,8 @@ class Devices(Grid):
         ensure_identity()
         self.now = 0.0
         self.devices = {100 + device.client: device for device in devices}
+        for device in devices:
+            device.others = self.devices
         self.arrays: list[str] = []
         """The actions whose messages carried an array."""
         self._ids = count()
@@ -287,6 +305,50 @@ def test_what_an_app_raises_is_told_in_one_line(
     crew.run()
     [record] = [r for r in caplog.records if "training failed" in r.getMessage()]
     assert record.getMessage() == "client-1: training failed: client 1, step 4: ValueError: torn"
+
+
+def test_a_peer_whom_nobody_can_dial_is_relayed(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden, half, told = Device(1, reached_by=()), Device(2, reached_by=(1,)), Device(3)
+    told.relayed = True
+    devices = [Device(0), hidden, half, told]
+    crew, _, _ = make(*devices, min_members=4)
+    crew.run()
+    assert [device.orders["dialable"] for device in devices if device.orders] == [
+        True, False, True, False
+    ]  # fmt: skip
+    assert hidden.orders is not None
+    assert sorted(hidden.orders["contacts"]) == ["client-0", "client-2"]
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "others cannot dial client-1 at 127.0.0.1:9001 (client-0: timed out)" in warnings[0]
+    # Whom the controller calls.
+    assert sorted(Swarm.load(hidden.orders["swarm"]).addresses()) == ["client-0", "client-2"]
+
+
+def test_a_late_peer_is_dialled_too(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    late = Device(2, arrives_s=30.0, reached_by=())
+    crew, _, _ = make(Device(0), Device(1), late)
+    crew.run()
+    assert late.orders is not None
+    assert not late.orders["dialable"]
+    assert crew.members[102].state == "finished"
+
+
+def test_one_peer_must_be_dialable(make: Make) -> None:
+    crew, _, _ = make(Device(0, reached_by=()), Device(1, reached_by=()))
+    with pytest.raises(MoshpitError, match="no peer can be dialled by another"):
+        crew.run()
+
+
+def test_whom_nobody_could_try_is_taken_at_its_word(make: Make) -> None:
+    """The lookers' SuperNodes are away when they are asked."""
+    alone = Device(0)
+    crew, _, _ = make(alone, min_members=1)
+    crew.run()
+    assert alone.orders is not None
+    assert alone.orders["dialable"]
 
 
 def test_two_of_one_name_are_refused(make: Make) -> None:
