@@ -13,10 +13,7 @@ versions as ballots and crash-stop failures; across a partition each side decide
     NAMING     I rank highest: asking the living    -> AVERAGING by my version, or `Stands`
     DONE       result or None (sat out); serves others until it is forgotten
 
-What a reducer was sent is kept until the group is done, because a new version sums the same pieces
-over fewer contributors: nothing is sent twice for it, except to the reducers that take over. This
-costs up to one vector of memory at equal shares; the alternative, running sums, costs a second
-round trip of the whole vector when somebody dies late.
+What is sent and summed in a version is in `reduction.py`.
 
 Ryabinin et al. (arXiv 2103.03239) and hivemind lose a dead reducer's share and mix contributors
 between pieces; see section 4 of the paper for the all-reduce itself.
@@ -27,9 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from flwr_moshpit.protocol.group_checks import COUNTER_MAX, objection, unusable
+from flwr_moshpit.protocol.group_checks import COUNTER_MAX, objection
 from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Send, Vector, refused
 from flwr_moshpit.protocol.messages import (
     Accuse,
@@ -47,8 +42,9 @@ from flwr_moshpit.protocol.messages import (
     Version,
     Waiting,
 )
-from flwr_moshpit.protocol.packing import Packing, unpacked
+from flwr_moshpit.protocol.packing import Packing
 from flwr_moshpit.protocol.parts import Parts
+from flwr_moshpit.protocol.reduction import Reduction
 
 SILENCES_MAX = 3
 """Unanswered questions after which a member counts as lost even if the membership sees it live."""
@@ -102,26 +98,15 @@ class AllReduce:
         self.group = named.group
         self.named = named
         self.outcome: Outcome | None = None
-        self.bytes_sent = 0
-        self.began_at = now
-        self._vector = vector
         self._alive = alive
         self._first = {member.peer: member for member in named.members}
         self._weights = {member.peer: member.weight for member in named.members}
-        self.parts = Parts() if parts is None else parts
-        self._packing = packing
-        self._pieces: dict[int, tuple[int, PeerId]] = {}
-        self._averages: dict[int, Vector] = {}
-        """Pieces of this version's mean: views of `_mean`, unless one piece is all of it."""
-        self._mean = self._term = np.empty(0, vector.dtype)
-        self._early: dict[Version, dict[int, tuple[PeerId, Vector]]] = {}
-        self._sent_to: dict[int, PeerId] = {}
+        self._reduction = Reduction(me, named, vector, Parts() if parts is None else parts, packing)
         self._promised = named.version
         """The highest ballot that I have answered or named: it never falls."""
         self._stands: Version | None = None
         """A version that somebody finished: I may finish it whatever I have promised."""
         self._ballot: dict[PeerId, bool] | None = None
-        self._holder: PeerId | None = None
         self._lost: dict[PeerId, str] = {}
         self._silences: dict[PeerId, int] = {}
         self._retried: dict[PeerId, None] = {}
@@ -129,6 +114,15 @@ class AllReduce:
         self._cuts: dict[PeerId, int] = {}
         self._redial_at: float | None = None
         self._progress_at = now
+
+    @property
+    def parts(self) -> Parts:
+        """Empty once this is done."""
+        return self._reduction.parts
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._reduction.bytes_sent
 
     @property
     def deadline(self) -> float | None:
@@ -156,25 +150,16 @@ class AllReduce:
             return {"answers": [peer for peer, answer in self._ballot.items() if not answer]}
         if self._is_frozen:
             return {"new version": self.named.ranks[self._promised.rank]}
-        parts: dict[PeerId, None] = {}
-        averages: dict[PeerId, None] = {}
-        for offset, (_, reducer) in self._pieces.items():
-            if reducer == self.me:
-                parts.update(dict.fromkeys(self._missing_parts(offset)))
-            elif offset not in self._averages:
-                averages[reducer] = None
-        return {"parts": list(parts), "averages": list(averages)}
+        missing = self._reduction
+        return {
+            "parts": list(missing.missing_parts()),
+            "averages": list(missing.missing_averages()),
+        }
 
     def start(self, now: float) -> list[Effect]:
-        if self._packing is not None:
-            total = sum(self._weights.values())
-            self._packing.begin(self.named.compression, self._weights.get(self.me, 0.0), total)
         effects = self._take_version(self.named, now)
-        mine = {at: end for at, (end, reducer) in self._pieces.items() if reducer == self.me}
-        if mine and not self.outcome:
-            senders = [p for p, weight in self._weights.items() if weight > 0 and p != self.me]
-            self.parts.expect(mine, senders, self._vector.dtype)
-            self._term = np.empty(max(end - at for at, end in mine.items()), self._vector.dtype)
+        if not self.outcome:
+            self._reduction.expect_parts()
         return effects
 
     def handle(self, src: PeerId, message: Message, now: float) -> list[Effect]:
@@ -196,7 +181,7 @@ class AllReduce:
             case Average():
                 return self._on_average(src, message, now)
             case Ask():
-                return self._send_part(message.offset, src)
+                return self._reduction.send_part(message.offset, src)
             case Fetch():
                 return self._on_fetch(src, message)
             case Accuse():
@@ -262,7 +247,7 @@ class AllReduce:
                 for peer, why in self._lost.items()
             ]
         else:
-            asked = self._questions()
+            asked = self._reduction.questions()
         effects: list[Effect] = []
         for peer, questions in asked.items():
             self._silences[peer] = self._silences.get(peer, 0) + 1
@@ -271,19 +256,6 @@ class AllReduce:
             else:
                 effects += questions
         return effects
-
-    def _questions(self) -> dict[PeerId, list[Effect]]:
-        """What to ask of whom: parts of pieces that are mine, averages of the others."""
-        asked: dict[PeerId, list[Effect]] = {}
-        for offset, (_, reducer) in self._pieces.items():
-            if reducer == self.me:
-                for peer in self._missing_parts(offset):
-                    asked.setdefault(peer, []).append(Send(peer, Ask(self.group, offset)))
-            elif offset not in self._averages:
-                source = self._holder or reducer
-                fetch = Fetch(self.group, self._version, offset)
-                asked.setdefault(source, []).append(Send(source, fetch))
-        return asked
 
     def on_lost(self, peer: PeerId, now: float) -> list[Effect]:
         """The membership sees `peer` dead."""
@@ -307,16 +279,9 @@ class AllReduce:
         if peer in self._retried or not self._alive(peer):
             return self._lose(peer, "unreachable", now)
         self._retried[peer] = None
-        effects: list[Effect] = []
-        for offset, to in list(self._sent_to.items()):
-            if to == peer:
-                effects += self._send_part(offset, peer)
-        for offset, average in self._averages.items():
-            if self._pieces[offset][1] == self.me:
-                self.bytes_sent += average.nbytes
-                effects.append(Send(peer, Average(self.group, self._version, offset, average)))
         # Should it be dead, this is lost too, and says so.
-        return effects + self._questions().get(peer, [])
+        again = self._reduction.send_again(peer)
+        return again + self._reduction.questions().get(peer, [])
 
     def forgotten_by(self, src: PeerId, finished: bool, now: float) -> list[Effect]:
         """`src` is not in the group, or was, and is so long past it that it cannot serve it."""
@@ -356,9 +321,7 @@ class AllReduce:
         self.named = named
         self._promised = max(self._promised, named.version)
         self._weights = {member.peer: member.weight for member in named.members}
-        self._averages = {}
         self._ballot = None
-        self._holder = None
         self._silences.clear()
         self._progress_at = now
         if self.outcome:
@@ -366,42 +329,17 @@ class AllReduce:
         if self.me not in self._weights:
             self._end(None, "left out")
             return []
-        self._pieces = {
-            begin: (min(share.end, begin + named.part_elems), share.reducer)
-            for share in named.shares
-            for begin in range(share.begin, share.end, named.part_elems)
-        }
-        if not self._pieces or len(self._weights) == 1:
+        if not self._reduction.begin(named) or len(self._weights) == 1:
             self._end(None, "nobody came" if len(self._weights) == 1 else NOTHING)
             return []
-        # A new one for each version: pieces of an earlier one may still be on their way to others.
-        self._mean = np.empty_like(self._vector)
-        if self._packing is not None:
-            self._packing.begin_version()
-        effects: list[Effect] = []
-        for offset, (_, reducer) in self._pieces.items():
-            if reducer == self.me:
-                effects += self._reduce(offset)
-            elif self._sent_to.get(offset) != reducer and self._weights[self.me] > 0:
-                effects += self._send_part(offset, reducer)
-        for offset, (src, data) in self._early.pop(named.version, {}).items():
-            effects += self._on_average(src, Average(self.group, named.version, offset, data), now)
-        self._early = {v: kept for v, kept in self._early.items() if v > named.version}
+        effects = self._reduction.go()
+        for src, message in self._reduction.early_averages():
+            effects += self._on_average(src, message, now)
         for peer in [] if stands else list(self._weights):
             if peer in self._lost or (peer != self.me and not self._alive(peer)):
                 effects += self._lose(peer, self._lost.pop(peer, "dead"), now)
         self._check_done()
         return effects
-
-    def _send_part(self, offset: int, to: PeerId) -> list[Effect]:
-        if offset not in self._pieces or self._weights.get(self.me, 0.0) <= 0:
-            return []
-        data = self._vector[offset : self._pieces[offset][0]]
-        if self._packing is not None:
-            data = self._packing.part(offset, data)
-        self._sent_to[offset] = to
-        self.bytes_sent += data.nbytes
-        return [Send(to, Part(self.group, offset, data))]
 
     def _on_part(self, src: PeerId, part: Part, now: float) -> list[Effect]:
         if self.outcome:
@@ -409,119 +347,42 @@ class AllReduce:
             if self.outcome.average is not None and self._weights.get(src) is None:
                 return [Send(src, Stands(self.named, self.me))]
             return []
-        piece = self._pieces.get(part.offset)
-        if piece is None or src not in self._weights:
+        taken = self._reduction.on_part(src, part)
+        if taken is None:
             return []
-        size, dtype = piece[0] - part.offset, self._vector.dtype
-        data = unpacked(part.data, self.named.compression, size, dtype)
-        reason = unusable(data, size, dtype, self._weights[src])
+        reason, effects = taken
         if reason:
-            report = refused(src, "part", reason)
-            return [report, *self._lose(src, "unusable", now)]
-        assert data is not None
-        self.parts.put(part.offset, src, data)
+            return [refused(src, "part", reason), *self._lose(src, "unusable", now)]
         self._progress_at = now
-        if piece[1] != self.me:
-            return []
-        effects = self._reduce(part.offset)
         self._check_done()
         return effects
 
-    def _missing_parts(self, offset: int) -> list[PeerId]:
-        here = self.parts.of(offset)
-        return [
-            peer
-            for peer, weight in self._weights.items()
-            if weight > 0 and peer != self.me and peer not in here
-        ]
-
-    def _reduce(self, offset: int) -> list[Effect]:
-        """Average a piece of mine once all its parts are here; in group order, for equal bits."""
-        if offset in self._averages or self._missing_parts(offset):
-            return []
-        end = self._pieces[offset][0]
-        parts = self.parts.of(offset)
-        total = sum(self._weights.values())
-        average, begun = self._mean[offset:end], False
-        if len(self._term) < len(average):
-            self._term = np.empty_like(average)
-        for peer, weight in self._weights.items():
-            if weight > 0:
-                data = self._vector[offset:end] if peer == self.me else parts[peer]
-                share = average.dtype.type(weight / total)
-                out = self._term[: len(average)] if begun else average
-                np.multiply(data, share, out=out)
-                if begun:
-                    average += out
-                begun = True
-        data = average if self._packing is None else self._packing.mean(offset, average)
-        average.setflags(write=False)
-        self._averages[offset] = average
-        message = Average(self.group, self.named.version, offset, data)
-        others = [peer for peer in self._weights if peer != self.me]
-        self.bytes_sent += data.nbytes * len(others)
-        return [Send(peer, message) for peer in others]
-
     def _on_average(self, src: PeerId, message: Average, now: float) -> list[Effect]:
-        if self.outcome or (message.offset in self._averages and message.version == self._version):
-            return []
-        if message.version != self._version:
-            if message.version > self._version and message.offset in self._pieces:
-                # Its GroupNamed is still under way, from another peer. At most a vector of these.
-                early = self._early.setdefault(message.version, {})
-                early[message.offset] = (src, message.data)
-                while len(self._early) > 2:
-                    del self._early[min(self._early)]
-            return []
-        piece = self._pieces.get(message.offset)
-        if piece is None or src not in (piece[1], self._holder):
-            return []
-        size, dtype = piece[0] - message.offset, self._vector.dtype
-        data = unpacked(message.data, self.named.compression, size, dtype)
-        reason = unusable(data, size, dtype, 1.0)
+        reason = None if self.outcome else self._reduction.on_average(src, message)
         if reason:
-            report = refused(src, "average", reason)
-            return [report, *self._lose(src, "unusable", now)]
-        assert data is not None
-        self._averages[message.offset] = self._kept(message.offset, data)
-        self._progress_at = now
-        self._check_done()
+            return [refused(src, "average", reason), *self._lose(src, "unusable", now)]
+        if reason is not None:
+            self._progress_at = now
+            self._check_done()
         return []
-
-    def _kept(self, offset: int, data: Vector) -> Vector:
-        """`data`, out of the buffer it came in, which is larger and not needed."""
-        if len(data) == len(self._mean):
-            return data
-        piece = self._mean[offset : offset + len(data)]
-        piece[:] = data
-        piece.setflags(write=False)
-        return piece
 
     def _on_fetch(self, src: PeerId, message: Fetch) -> list[Effect]:
         if self.outcome and message.version != self._version:
             return [Send(src, Stands(self.named, self.me))]
-        piece = self._pieces.get(message.offset)
-        if piece is None or src not in self._weights:
-            return []
-        if self.outcome and self.outcome.average is not None:
-            data = self.outcome.average[message.offset : piece[0]]
-        elif message.version == self._version and message.offset in self._averages:
-            data = self._averages[message.offset]
-        else:
-            return [Send(src, Waiting(self.group))]
-        self.bytes_sent += data.nbytes
-        return [Send(src, Average(self.group, self._version, message.offset, data))]
+        result = self.outcome.average if self.outcome else None
+        given = self._reduction.on_fetch(src, message, result)
+        return [Send(src, Waiting(self.group))] if given is None else given
 
     @property
     def _version(self) -> Version:
         return self.named.version
 
     def _check_done(self) -> None:
-        if self.outcome or self._is_frozen or len(self._averages) < len(self._pieces):
+        if self.outcome or self._is_frozen:
             return
-        average = self._averages[0] if len(self._averages) == 1 else self._mean
-        average.setflags(write=False)
-        self._end(average, "")
+        average = self._reduction.result
+        if average is not None:
+            self._end(average, "")
 
     def _end(self, average: Vector | None, reason: str, lost_track: bool = False) -> None:
         members = self.named.members
@@ -534,13 +395,8 @@ class AllReduce:
             reason,
             lost_track,
         )
-        self.parts.clear()
-        if self._packing is not None:
-            self._packing.end(self.me in self.outcome.contributors, average is not None)
-        self._averages = {}
-        self._early.clear()
+        self._reduction.end(self.me in self.outcome.contributors, average is not None)
         self._ballot = None
-        self._vector = self._mean = self._term = np.empty(0, self._vector.dtype)
 
     # Losses and versions
 
@@ -676,12 +532,8 @@ class AllReduce:
             effects += self._take_version(message.named, now, stands=True)
         if self.outcome:
             return effects
-        self._holder = message.holder
+        self._reduction.holder = message.holder
         self._progress_at = now
-        effects += [
-            Send(message.holder, Fetch(self.group, self._version, offset))
-            for offset in self._pieces
-            if offset not in self._averages
-        ]
+        effects += self._reduction.questions().get(message.holder, [])
         self._check_done()
         return effects
