@@ -17,7 +17,7 @@ FAILED_ONCE = [11, 18, 34, 75, 1052]
 FAILED_ONCE_AND_LONG = [72, 146, 182]
 
 
-def drawn_swarm(seed: int, rng: np.random.Generator) -> Swarm:
+def drawn_swarm(seed: int, rng: np.random.Generator, compression: str) -> Swarm:
     peers = int(rng.integers(2, 24))
     group_size = int(rng.integers(2, 9))
     flops = 10 ** rng.uniform(7, 10.5)
@@ -44,6 +44,7 @@ def drawn_swarm(seed: int, rng: np.random.Generator) -> Swarm:
         delayed=delayed,
         part_bytes=1024,
         share_bytes_min=share_bytes_min,
+        compression=compression,
         **work,
     )
     trainer = QuadraticTrainer(dim=64, num_examples=[3, 10, 7], flops_per_example=flops)
@@ -63,9 +64,9 @@ def strike(net: Swarm, kind: str, peer: int, factor: float, cut: int) -> None:
         net.slow_down(peer, factor)
 
 
-def survive(seed: int) -> None:
+def survive(seed: int, compression: str = "none") -> None:
     rng = np.random.default_rng(seed)
-    net = drawn_swarm(seed, rng)
+    net = drawn_swarm(seed, rng, compression)
     peers = len(net.peers)
     span_s = rng.uniform(5, 60)
     for _ in range(rng.integers(0, 8)):
@@ -99,6 +100,11 @@ def test_what_failed_once(seed):
     survive(seed)
 
 
+@pytest.mark.parametrize("compression", ["float16", "int8"])
+def test_what_is_packed_survives_too(compression):
+    survive(18, compression)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FAILED_ONCE_AND_LONG)
 def test_what_failed_once_and_takes_long(seed):
@@ -109,4 +115,4 @@ def test_what_failed_once_and_takes_long(seed):
 @pytest.mark.parametrize("block", range(3))
 def test_drawn_schedules(block):
     for seed in range(1000 + 20 * block, 1020 + 20 * block):
-        survive(seed)
+        survive(seed, ("none", "float16", "int8")[seed % 3])
