@@ -135,11 +135,15 @@ class Deployment:
         )
         assert "egistered" in said, said
 
-    def start_supernode(self, number: int, of: int, node_config: str = "") -> None:
-        address = 'peer-address="127.0.0.1:0"' if "peer-address" not in node_config else ""
+    def start_supernode(
+        self, number: int, of: int, node_config: str = "", superlink: str | None = None
+    ) -> None:
+        """`superlink`: where it dials, if that is not the SuperLink itself."""
+        is_told = "peer-address" in node_config or "peer-relayed" in node_config
+        address = "" if is_told else 'peer-address="127.0.0.1:0"'
         self._start(
             f"supernode{number}",
-            *("flower-supernode", "--superlink", self.address),
+            *("flower-supernode", "--superlink", superlink or self.address),
             *("--root-certificates", str(self.folder / "ca.crt")),
             *("--auth-supernode-private-key", str(self.folder / f"node{number}")),
             *("--host", "127.0.0.1", "--port", str(free_port())),

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,52 +18,20 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from flwr_moshpit.flower import load_app
-from tests.flower.flower_processes import (
-    Deployment,
-    flower_home,
-    flwr,
-    processes_of,
-    wait_until,
+from tests.flower.flower_processes import Deployment, flwr, wait_until
+from tests.flower.swarms import (
+    LONG_S,
+    begin,
+    controllers,
+    ended,
+    peer_pids,
+    stop,
+    wait_for_rounds,
 )
 
 pytestmark = pytest.mark.slow
 
 QUICK = "min-supernodes=3 log-every-s=5"
-LONG_S = 600.0
-"""Far more than anything takes on a busy machine with two cores."""
-
-
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    home = tmp_path / "home"
-    with flower_home(home) as env:
-        deployed = Deployment(env, tmp_path)
-        try:
-            deployed.start_superlink()
-            for number in range(3):
-                deployed.register(number)
-            yield deployed
-        finally:
-            deployed.close()
-    assert not list(processes_of(home))
-
-
-def peer_pids(deployment: Deployment) -> dict[str, int]:
-    """Of the peers of all swarms, by name."""
-    files = Path(deployment.env["FLWR_HOME"], "moshpit").glob("*/*/peer.json")
-    return {file.parent.name: int(json.loads(file.read_text())["pid"]) for file in files}
-
-
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def rounds_of(deployment: Deployment, peer: str) -> int:
-    files = Path(deployment.env["FLWR_HOME"], "moshpit").glob(f"*/{peer}/events.jsonl")
-    return sum(file.read_text().count('"name":"round"') for file in files)
 
 
 @pytest.mark.parametrize("algorithm", ["moshpit", "rfast"])
@@ -87,31 +54,6 @@ def test_peers_train_and_their_model_comes_back(
     assert {"client-0", "client-1", "client-2"} <= names
     # Nobody stays behind.
     wait_until(lambda: all(map(ended, peer_pids(deployment).values())), LONG_S, "peers end")
-
-
-def begin(deployment: Deployment, config: str, app: Path | None = None) -> str:
-    """Start a run and do not wait for it; its id."""
-    arguments = ("run", str(app or load_app("digits").path), "here", "-c", config)
-    said = flwr(deployment.env, *arguments, cwd=deployment.folder, timeout_s=LONG_S)
-    found = re.search(r"Successfully started run (\d+)", said)
-    assert found, said
-    return found[1]
-
-
-def stop(deployment: Deployment, run_id: str) -> None:
-    said = flwr(deployment.env, "stop", run_id, "here", cwd=deployment.folder, timeout_s=LONG_S)
-    assert "successfully stopped" in said, said
-
-
-def wait_for_rounds(deployment: Deployment, peer: str, more: int) -> None:
-    before = rounds_of(deployment, peer)
-    wait_until(lambda: rounds_of(deployment, peer) >= before + more, LONG_S, f"rounds of {peer}")
-
-
-def controllers(deployment: Deployment) -> str:
-    """What the processes that watch over runs have said."""
-    files = Path(deployment.env["FLWR_HOME"], "moshpit").glob("*/authority/controller.log")
-    return "".join(file.read_text() for file in files)
 
 
 def test_peers_outlive_supernodes_and_the_superlink_until_the_run_is_stopped(
