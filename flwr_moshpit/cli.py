@@ -173,7 +173,9 @@ def _add_probe(commands: argparse._SubParsersAction[_Parser]) -> None:
     add = parser.add_argument
     add("--name", metavar="NAME", help="of the device (this host's)")
     add("--out", type=Path, metavar="FILE", help="where the profile goes (NAME.toml)")
-    add("--link", metavar="LINK", help="of the catalogue: the link is not measured (fixed-us)")
+    add("--link", metavar="LINK", help="of the catalogue, where none is measured (fixed-us)")
+    add("--to", metavar="HOST:PORT", help="another device that waits: the line to it is measured")
+    add("--wait", metavar="HOST:PORT", help="measure nothing, but be that other device")
     add("--power-w", type=float, metavar="W", help="while it trains, where no tool tells")
     add("--idle-w", type=float, metavar="W", help="while it does not")
     parser.set_defaults(run=_probe)
@@ -257,11 +259,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    from flwr_moshpit.commands.probe import probe
+    from flwr_moshpit.commands.probe import probe, wait
 
     given = dict(vars(arguments))
     del given["run"]
-    probe(**given)
+    if "wait" in given:
+        wait(given["wait"])
+    else:
+        probe(**given)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from flwr_moshpit.cli import main
 from flwr_moshpit.commands import doctor as doctor_module
 from flwr_moshpit.commands.doctor import Finding, findings
-from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.errors import ConfigError, TransportError
 
 
 def found(bind: str = "127.0.0.1:0") -> dict[str, Finding]:
@@ -84,3 +85,39 @@ def test_the_profile_is_one_that_a_fleet_takes(
         probe(name="a:b", out=tmp_path / "no.toml")
     assert main(["probe", "--link", "string", "--out", str(tmp_path / "no.toml")]) == 2
     assert not (tmp_path / "no.toml").exists()
+
+
+def test_a_line_is_measured_between_two_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from flwr_moshpit import torch_probe
+    from flwr_moshpit.commands import line_probe
+    from flwr_moshpit.commands.line_probe import Waiting, measure_line
+    from flwr_moshpit.simulation.device import load_catalogue
+
+    monkeypatch.setattr(line_probe, "WARMS_UP_S", 0.02)
+    waiting = Waiting("127.0.0.1:0")
+    thread = threading.Thread(target=waiting.serve)
+    thread.start()
+    try:
+        line = measure_line(waiting.address, 0.05)
+        monkeypatch.setattr("flwr_moshpit.commands.probe.measure_line", lambda address: line)
+        rates = torch_probe.Rates("cpu", "a box", 1e12, None, 1e11, 1e10, None, False)
+        monkeypatch.setattr(torch_probe, "measure", lambda: rates)
+        out = tmp_path / "box.toml"
+        given = ["probe", "--name", "box", "--out", str(out), "--to", waiting.address]
+        assert main(given) == 0
+        assert f"to {waiting.address}" in capsys.readouterr().out
+        assert main([*given, "--link", "lte"]) == 2
+    finally:
+        waiting.close()
+        thread.join()
+    assert line.rtt_s > 0
+    assert min(line.uplink_bytes_per_s, line.downlink_bytes_per_s) > 1e6
+    device = load_catalogue(out).device("box")
+    assert "link" not in device.unverified
+    assert device.link.uplink_bytes_per_s == pytest.approx(line.uplink_bytes_per_s, rel=0.01)
+    assert device.link.latency_s == pytest.approx(line.rtt_s / 2, rel=0.1)
+    with pytest.raises(TransportError, match="--wait HOST:PORT"):
+        measure_line(waiting.address)
