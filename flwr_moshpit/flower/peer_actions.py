@@ -159,6 +159,8 @@ def _spawn(folder: PeerFolder, python: str) -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 [python, "-m", "flwr_moshpit.flower.peer_process", str(folder.path)],
                 cwd=folder.path,
+                # One processor is left to answer others; whoever sets it knows better.
+                env={"OMP_NUM_THREADS": str(max(1, _num_processors() - 1)), **os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -166,6 +168,13 @@ def _spawn(folder: PeerFolder, python: str) -> subprocess.Popen[bytes]:
             )
         except OSError as error:
             raise ConfigError(f"peer-python: cannot run {python}: {error.strerror}") from error
+
+
+def _num_processors() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _wait_until_listening(folder: PeerFolder, process: subprocess.Popen[bytes]) -> None:

@@ -8,11 +8,12 @@ from dataclasses import fields
 from statistics import median
 from typing import Any
 
-from flwr_moshpit.config import Moshpit
+from flwr_moshpit.config import Moshpit, RFast
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.grid import radices_for
 from flwr_moshpit.protocol.lobby import PATIENCE_S
 from flwr_moshpit.protocol.partition import shares
+from flwr_moshpit.simulation.advice import advice, tree_order
 from flwr_moshpit.simulation.device import DeviceProfile
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.network import Network
@@ -57,6 +58,7 @@ def explain(
     kinds = {device.name: device for device in fleet}
     for name, device in kinds.items():
         rows.append(_training(name, device, cost, steps, local_s))
+        rows += advice(name, device, cost, vector_bytes, local_s or _steps_s(device, cost, steps))
     if isinstance(algorithm, Moshpit):
         rows += _moshpit(algorithm, fleet, network, layout, vector_bytes)
         typical_s = local_s or median(_steps_s(device, cost, steps) for device in fleet)
@@ -74,6 +76,8 @@ def explain(
             (field.name.replace("_", "-"), str(getattr(algorithm, field.name)), "as set")
             for field in fields(algorithm)
         ]
+    if isinstance(algorithm, RFast) and (order := tree_order(algorithm, fleet)) is not None:
+        rows.append(order)
     return rows
 
 

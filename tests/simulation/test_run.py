@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import flwr_moshpit
-from flwr_moshpit import ConfigError, FedAvg, Fleet, History, Moshpit, Network, Simulation
+from flwr_moshpit import ConfigError, FedAvg, Fleet, History, Moshpit, Network, RFast, Simulation
 from flwr_moshpit.errors import TrainerError
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.protocol.machine import (
@@ -35,8 +35,10 @@ from flwr_moshpit.protocol.machine import (
     View,
 )
 from flwr_moshpit.simulation import run as run_module
+from flwr_moshpit.simulation.advice import batch_max, wire
 from flwr_moshpit.simulation.meter import Rounds, Spacing, swarm_mean
 from flwr_moshpit.simulation.run import peer_ids
+from flwr_moshpit.trainer import Cost
 from tests.trainers import QuadraticTrainer
 
 
@@ -449,6 +451,29 @@ def test_explain_of_stand_ins_and_of_time_instead_of_steps() -> None:
     assert "the fastest peer stands in" in told["grid"][1]
     assert told["local time, jetson-orin-nano"][0] == "30 s"
     assert "652 steps" in told["local time, jetson-orin-nano"][1]
+
+
+def test_explain_says_what_suits_each_kind_of_device() -> None:
+    fleet = Fleet.parse("jetson-nano@lte:0.6,jetson-orin-nano:0.3,cloud-t4:0.1", 10)
+    trainer = QuadraticTrainer(dim=1000)
+    rows = Simulation(RFast(local_steps=20), trainer, fleet=fleet).explain()
+    told = {setting: (value, why) for setting, value, why in rows}
+    assert told["from the root down"][0] == "cloud-t4, jetson-orin-nano, jetson-nano@lte"
+    # 8 kB are sent in 10 ms, and 20 steps take 5 s.
+    assert told["wire, jetson-nano@lte"][0] == "as it is"
+    rows = Simulation(RFast(topology="ring"), trainer, fleet=fleet).explain()
+    assert "from the root down" not in {setting for setting, *_ in rows}
+
+
+def test_batch_and_wire_follow_from_memory_and_line() -> None:
+    [device] = Fleet.uniform("jetson-nano", 1)
+    # 4 GB: half of it holds 3 x 0.1 GB and 1.7 GB of activations, 1 MB each.
+    cost = Cost(1e9, examples_per_step=10, memory_bytes=310_000_000)
+    assert batch_max(device, cost, 1e8) == 1024
+    assert batch_max(device, replace(cost, memory_bytes=300_000_000), 1e8) is None
+    assert wire(1e6, 1e6, local_s=1.0) == "none"
+    assert wire(1e6, 2e6, local_s=1.0) == "float16"
+    assert wire(1e6, 4.1e6, local_s=1.0) == "int8"
 
 
 def test_explain_of_another_algorithm_lists_its_settings() -> None:
