@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
@@ -106,7 +107,7 @@ class Simulation:
             raise ConfigError("evaluate_every and evaluate_every_s exclude each other: set one")
         if seed < 0:
             raise ConfigError(f"seed must not be negative, not {seed}")
-        self.algorithm = algorithm
+        self.algorithm = self._used = algorithm
         self.trainer = trainer
         self.fleet = _fleet(fleet, peers, seed)
         self.network = network or Network.from_profiles()
@@ -132,14 +133,16 @@ class Simulation:
             model = CostModel.load(cost_as) if isinstance(cost_as, str) else cost_as
             self.cost = model.stand_in_for(self.cost)
             self._array_scale = model.params / self.layout.dim
+            if isinstance(algorithm, Moshpit):
+                # The least share that is worth a message is one of the model of `cost_as`.
+                least = round(algorithm.share_bytes_min / self._array_scale)
+                self._used = dataclasses.replace(algorithm, share_bytes_min=least)
         check_memory(self.fleet, self.cost)
 
     def explain(self) -> list[Row]:
         """(setting, value, why): what was chosen from peers, model and profiles."""
         vector_bytes = self.layout.dim * self.layout.dtype.itemsize * self._array_scale
-        return explain(
-            self.algorithm, self.fleet, self.network, self.layout, self.cost, vector_bytes
-        )
+        return explain(self._used, self.fleet, self.network, self.layout, self.cost, vector_bytes)
 
     def run(
         self,
@@ -196,7 +199,7 @@ class Simulation:
         schema = self.layout.schema
 
         def make(info: PeerInfo, view: View, rng: np.random.Generator, incarnation: int) -> Machine:
-            return build_machine(self.algorithm, info, params, view, rng, incarnation, schema)
+            return build_machine(self._used, info, params, view, rng, incarnation, schema)
 
         for peer, device in zip(self.peers, self.fleet, strict=True):
             engine.add(peer, make, self._info(peer, device), device)
@@ -211,11 +214,12 @@ class Simulation:
 
     def _info(self, peer: PeerId, device: DeviceProfile) -> PeerInfo:
         link = self.network.link_of(device)
+        # A peer counts the bytes of the model that is trained, its link those of `cost_as`.
         return PeerInfo(
             peer,
             speed=device.flops_per_s / self.cost.flops_per_example,
-            uplink_bytes_per_s=link.uplink_bytes_per_s,
-            downlink_bytes_per_s=link.downlink_bytes_per_s,
+            uplink_bytes_per_s=link.uplink_bytes_per_s / self._array_scale,
+            downlink_bytes_per_s=link.downlink_bytes_per_s / self._array_scale,
         )
 
     def _fault_schedule(self) -> FaultSchedule:

@@ -362,6 +362,26 @@ def test_another_models_parameters_are_on_the_wire() -> None:
     assert sent("resnet50") == header_bytes + 3 * 4 * 25_600_000
 
 
+def test_peers_are_as_patient_and_share_as_finely_as_another_models_size_asks_for() -> None:
+    """25.6 M parameters on 100 Mbit/s: every member sends 2 (M - 1) / M of them, once."""
+    network = Network.uniform(uplink_bytes_per_s=12.5e6)
+    trainer = QuadraticTrainer(dim=64)
+    simulation = Simulation(
+        Moshpit(group_size=8),
+        trainer,
+        peers=8,
+        network=network,
+        cost_as="resnet50",
+        dtype="float32",
+    )
+    history = simulation.run(rounds=2)
+    vector_bytes = 25_600_000 * 4
+    num_groups = 2 + 1
+    assert history.bytes == pytest.approx(num_groups * 8 * 2 * 7 / 8 * vector_bytes, rel=0.01)
+    ideal_s = 2 * 7 / 8 * vector_bytes / 12.5e6
+    assert all(r.values["allreduce_s"] < 1.1 * ideal_s for r in history.rounds)
+
+
 def test_dtype_is_of_the_averaged_vectors() -> None:
     history = fedavg(dtype="float32")
     assert history.params["x"].dtype == np.float32
