@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 
 from flwr_moshpit.protocol.group_checks import COUNTER_MAX, objection
 from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Send, Vector, refused
@@ -128,8 +129,13 @@ class AllReduce:
     def deadline(self) -> float | None:
         if self.outcome:
             return None
-        stalled_at = self._progress_at + self.named.stall_s
-        return stalled_at if self._redial_at is None else min(stalled_at, self._redial_at)
+        return min(self._stalled_at, self._redial_at or inf)
+
+    @property
+    def _stalled_at(self) -> float:
+        """Answers wait behind what was sent before: each time that none comes, twice as long."""
+        silences = max(self._silences.values(), default=0)
+        return self._progress_at + self.named.stall_s * 2.0**silences
 
     @property
     def left_out(self) -> dict[PeerId, int]:
@@ -181,7 +187,7 @@ class AllReduce:
             case Average():
                 return self._on_average(src, message, now)
             case Ask():
-                return self._reduction.send_part(message.offset, src)
+                return self._reduction.on_ask(src, message)
             case Fetch():
                 return self._on_fetch(src, message)
             case Accuse():
@@ -229,7 +235,7 @@ class AllReduce:
             self._redial_at = None
             ballot = self._ballot or {}
             return [self._query(peer) for peer, said in ballot.items() if not said]
-        if self.outcome or now < self._progress_at + self.named.stall_s:
+        if self.outcome or now < self._stalled_at:
             return []
         self._progress_at = now
         asked: dict[PeerId, list[Effect]] = {}
@@ -370,8 +376,7 @@ class AllReduce:
         if self.outcome and message.version != self._version:
             return [Send(src, Stands(self.named, self.me))]
         result = self.outcome.average if self.outcome else None
-        given = self._reduction.on_fetch(src, message, result)
-        return [Send(src, Waiting(self.group))] if given is None else given
+        return self._reduction.on_fetch(src, message, result)
 
     @property
     def _version(self) -> Version:

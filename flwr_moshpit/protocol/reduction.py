@@ -12,7 +12,7 @@ import numpy as np
 
 from flwr_moshpit.protocol.group_checks import unusable
 from flwr_moshpit.protocol.machine import Effect, PeerId, Send, Vector
-from flwr_moshpit.protocol.messages import Ask, Average, Fetch, GroupNamed, Part, Version
+from flwr_moshpit.protocol.messages import Ask, Average, Fetch, GroupNamed, Part, Version, Waiting
 from flwr_moshpit.protocol.packing import Packing, unpacked
 from flwr_moshpit.protocol.parts import Parts
 
@@ -42,6 +42,8 @@ class Reduction:
         self._mean = self._term = np.empty(0, vector.dtype)
         self._early: dict[Version, dict[int, tuple[PeerId, Average]]] = {}
         self._sent_to: dict[int, PeerId] = {}
+        self._asks: dict[tuple[bool, int, PeerId], int] = {}
+        """How often a part or an average that I have sent was asked for since, by whom."""
         if packing is not None:
             total = sum(self._weights.values())
             packing.begin(named.compression, self._weights.get(me, 0.0), total)
@@ -78,7 +80,7 @@ class Reduction:
             if reducer == self._me:
                 effects += self._reduce(offset)
             elif self._sent_to.get(offset) != reducer:
-                effects += self.send_part(offset, reducer)
+                effects += self._send_part(offset, reducer)
         return effects
 
     def early_averages(self) -> list[tuple[PeerId, Average]]:
@@ -138,7 +140,7 @@ class Reduction:
 
     # Parts
 
-    def send_part(self, offset: int, to: PeerId) -> list[Effect]:
+    def _send_part(self, offset: int, to: PeerId) -> list[Effect]:
         if offset not in self._pieces or self._weights.get(self._me, 0.0) <= 0:
             return []
         data = self._vector[offset : self._pieces[offset][0]]
@@ -146,17 +148,35 @@ class Reduction:
             data = self._packing.part(offset, data)
         self._sent_to[offset] = to
         self.bytes_sent += data.nbytes
+        self._asks.setdefault((True, offset, to), 0)
         return [Send(to, Part(self._named.group, offset, data))]
 
     def send_again(self, to: PeerId) -> list[Effect]:
         """Everything that I have sent to `to` in this version: some of it was lost."""
         effects: list[Effect] = []
         for offset in [offset for offset, peer in self._sent_to.items() if peer == to]:
-            effects += self.send_part(offset, to)
+            effects += self._send_part(offset, to)
         for offset, average in self._averages.items():
             if self._pieces[offset][1] == self._me:
                 effects += self._send_average(offset, average, [to])
         return effects
+
+    def on_ask(self, src: PeerId, message: Ask) -> list[Effect]:
+        if self._is_under_way(True, message.offset, src):
+            return [Send(src, Waiting(self._named.group))]
+        return self._send_part(message.offset, src)
+
+    def _is_under_way(self, is_part: bool, offset: int, to: PeerId) -> bool:
+        """Whether this was sent and is to be waited for, until it is asked for 2, 4, 8 ... times.
+
+        What was sent is lost only with its link, of which I hear. That may be slower than anybody
+        knew, so that even the first question came after what it asks for: copies would fill it.
+        """
+        key = is_part, offset, to
+        if key not in self._asks:
+            return False
+        self._asks[key] = count = self._asks[key] + 1
+        return count == 1 or count & (count - 1) != 0
 
     def on_part(self, src: PeerId, part: Part) -> tuple[str, list[Effect]] | None:
         """Why it is unusable, or "", and what follows. None: it is of no piece of this version."""
@@ -210,6 +230,8 @@ class Reduction:
     def _send_average(self, offset: int, data: Vector, to: list[PeerId]) -> list[Effect]:
         message = Average(self._named.group, self._named.version, offset, data)
         self.bytes_sent += data.nbytes * len(to)
+        for peer in to:
+            self._asks.setdefault((False, offset, peer), 0)
         return [Send(peer, message) for peer in to]
 
     def on_average(self, src: PeerId, message: Average) -> str | None:
@@ -243,13 +265,14 @@ class Reduction:
         piece.setflags(write=False)
         return piece
 
-    def on_fetch(self, src: PeerId, message: Fetch, result: Vector | None) -> list[Effect] | None:
-        """The average that `src` asks for, out of `result` if that is there; None: not yet."""
-        piece = self._pieces.get(message.offset)
+    def on_fetch(self, src: PeerId, message: Fetch, result: Vector | None) -> list[Effect]:
+        """Give the average that `src` asks for, out of `result` if that is there."""
+        piece, offset = self._pieces.get(message.offset), message.offset
         if piece is None or src not in self._weights:
             return []
-        if result is not None:
-            return self._send_average(message.offset, result[message.offset : piece[0]], [src])
-        if message.version == self._named.version and message.offset in self._averages:
-            return self._send_average(message.offset, self._averages[message.offset], [src])
-        return None
+        average = self._averages.get(offset) if result is None else result[offset : piece[0]]
+        is_mine = message.version == self._named.version and average is not None
+        if not is_mine or self._is_under_way(False, offset, src):
+            return [Send(src, Waiting(self._named.group))]
+        assert average is not None
+        return self._send_average(offset, average, [src])

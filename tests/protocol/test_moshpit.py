@@ -299,6 +299,25 @@ def test_one_lost_message_of_any_kind_delays_but_stops_nothing(kind, rounds):
         assert [r.contributors for r in net.history.rounds if r.round == 0] == [8] * 8
 
 
+@pytest.mark.parametrize("factor", [20, 200])
+def test_links_that_are_far_slower_than_was_known_are_not_filled_with_copies(factor):
+    """Nobody is silent here: what is asked for is on its way."""
+    dim, peers = 100_000, 8
+    trainer = GivenVectors(np.ones((peers, dim), np.float32), [1] * peers)
+    network = Network.uniform(latency_s=0.005, uplink_bytes_per_s=12.5e6)
+    algorithm = Moshpit(group_size=peers, part_bytes=1 << 16)
+    net = Swarm(trainer, peers=peers, algorithm=algorithm, seed=1, network=network)
+    for peer in net.peers:
+        port = net.engine._peer(peer).port
+        for pipe in (port.up, port.down):
+            pipe.capacity = pipe.level = pipe.capacity / factor
+    net.run(rounds=1)
+    rounds = net.history.rounds
+    assert [r.contributors for r in rounds] == [peers] * peers
+    sent = sum(r.values["bytes_sent"] for r in rounds)
+    assert sent < 1.3 * 2 * (peers - 1) * dim * 4
+
+
 @pytest.mark.parametrize("group_size", [2, 8])
 def test_a_straggler_costs_its_group_a_quarter_at_most(group_size):
     trainer = QuadraticTrainer(flops_per_example=4e9)
