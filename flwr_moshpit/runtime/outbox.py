@@ -54,6 +54,11 @@ class Outbox:
                 return self._datagrams.popleft()
         return None
 
+    @property
+    def begins_small(self) -> bool:
+        """Whether the next message of the stream carries no parameters."""
+        return bool(self._streams) and not self._streams[0].array_bytes
+
     def drop_streams(self) -> bool:
         """Give up what waits in order; whether there was anything."""
         had_any = bool(self._streams)

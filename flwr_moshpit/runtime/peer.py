@@ -115,7 +115,7 @@ class Peer:
         self.transport = GrpcTransport(
             settings.identity,
             settings.bind,
-            Limits(len(offer.params)),
+            Limits.of(offer.params),
             advertised=settings.advertised,
             incarnation=self.incarnation,
             services=[control.handler()],

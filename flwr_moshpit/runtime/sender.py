@@ -67,6 +67,9 @@ class Sender:
             if frame is not None:
                 return frame
         if not self.pacer.is_open:
+            frame = self._small(now)
+            if frame is not None:
+                return frame
             # The window may have shrunk below what was sent since a receipt was last asked for;
             # then nobody would say anything any more.
             return None if self.pacer.waits_for_receipt else self.ask(now)
@@ -98,6 +101,12 @@ class Sender:
             return None
         data = cursor.take(self._limits.chunk_bytes)
         return self._pack(pb.Frame(envelope=cursor.envelope), now, data)
+
+    def _small(self, now: float) -> bytes | None:
+        """A message of the stream that does not wait until a full link has taken what is on its
+        way: without parameters, such as the renewal of a lease."""
+        is_free = self.may_begin and Delivery.STREAM not in self._under_way
+        return self._bulk(Delivery.STREAM, now) if is_free and self._outbox.begins_small else None
 
     def _bulk(self, delivery: Delivery, now: float) -> bytes | None:
         if self._credit[delivery] <= 0:

@@ -2,20 +2,25 @@
 
 While enough is under way the line is what holds everything up, so what arrives in a second then is
 what it carries. Where one receiver is slower than the line it is less; of several measurements the
-best one counts, and old ones are forgotten, because lines change.
+best one counts, and old ones are forgotten, because lines change. What was measured while others
+had the processor says what that carries, not the line: it is left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from flwr_moshpit.runtime.memory import waited_s
 
 WINDOW_S = 1.0
 """One measurement takes so long, at least."""
 FULL_BYTES = 1 << 16
 """With less than this under way the line may be idle."""
 KEPT = 20
+WAITED_MAX = 0.2
+"""A measurement counts if this peer waited for the processor for less than this part of it."""
 NEWS = 1.5
 """Measurements differ by less than this factor without meaning anything."""
 
@@ -23,7 +28,10 @@ NEWS = 1.5
 class UplinkMeter:
     """Told of every byte that a peer sends on any link."""
 
-    def __init__(self) -> None:
+    def __init__(self, waited_s: Callable[[], float] = waited_s) -> None:
+        """`waited_s()`: for how long, in all, this peer has waited for the processor."""
+        self._waited_s = waited_s
+        self._waited_before_s = 0.0
         self._under_way_bytes = 0
         self._arrived_bytes = 0
         self._began_at: float | None = None
@@ -43,7 +51,8 @@ class UplinkMeter:
             self._arrived_bytes -= num_bytes
             passed_s = now - self._began_at
             if passed_s >= WINDOW_S:
-                self._measured.append(self._arrived_bytes / passed_s)
+                if self._waited_s() - self._waited_before_s < WAITED_MAX * passed_s:
+                    self._measured.append(self._arrived_bytes / passed_s)
                 self._begin(now)
         if self._under_way_bytes < FULL_BYTES:
             self._began_at = None
@@ -57,6 +66,7 @@ class UplinkMeter:
 
     def _begin(self, now: float) -> None:
         self._began_at, self._arrived_bytes = now, 0
+        self._waited_before_s = self._waited_s()
 
 
 def worth_telling(

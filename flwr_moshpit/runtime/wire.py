@@ -108,12 +108,19 @@ class Limits:
 
     dim: int
     """Elements of the model: no array is longer."""
-    chunk_bytes: int = 1 << 20
+    chunk_bytes: int = 1 << 19
     """Most array data in one frame."""
     envelope_bytes: int = 1 << 18
     """Most of everything else in one message."""
     window_bytes: int = 1 << 23
     """How much a peer may send ahead of what was taken from it, in each lane."""
+
+    @classmethod
+    def of(cls, params: Vector) -> Limits:
+        """For models like `params`, (d,). What comes from all groupmates at once is held in memory
+        until it is taken: with less than a large model it is less."""
+        window_bytes = min(max(params.nbytes // 32, 1 << 20), 1 << 23)
+        return cls(len(params), window_bytes=window_bytes)
 
     @property
     def data_bytes(self) -> int:

@@ -21,6 +21,7 @@ from flwr_moshpit.errors import ConfigError, MoshpitError, TrainerError
 from flwr_moshpit.parent import end_with_parent
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.driver import Buildable
+from flwr_moshpit.runtime.memory import share_one_heap
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trace import Recipe
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
@@ -143,6 +144,7 @@ def watch_nothing(tell: Tell) -> Watcher:
 
 def serve(pipe: Connection, settings: PeerSettings, watch: Wrap) -> None:
     """The main function of the process."""
+    share_one_heap()
     # Ctrl-C reaches the whole group of processes; the parent tells this one when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()

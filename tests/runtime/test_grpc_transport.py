@@ -352,7 +352,7 @@ def test_a_sender_that_ignores_its_credit_is_thrown_out() -> None:
         site.later(lambda: station.transport.close(0.0))
         intruder = site.intruder(credentials(*signed(B)), station)
         first = (await intruder.greet("b")).first_sequence
-        outgoing = wire.encode(messages.Part(GROUP, 0, np.ones(1 << 18, np.float32)))
+        outgoing = wire.encode(messages.Part(GROUP, 0, np.ones(1 << 17, np.float32)))
         await intruder.until_thrown_out(
             pack(
                 pb.Frame(sequence=first + number, envelope=outgoing.envelope),
@@ -361,7 +361,7 @@ def test_a_sender_that_ignores_its_credit_is_thrown_out() -> None:
             for number in range(100)
         )
         await station.until(lambda: station.transport.refusals == {"credit": 1})
-        assert len(station.inbox) <= LIMITS.window_bytes // (1 << 20) + 1
+        assert len(station.inbox) <= LIMITS.window_bytes // (1 << 19) + 1
 
     run(scenario)
 

@@ -50,3 +50,21 @@ def test_a_receipt_goes_alone_when_there_is_nothing_else() -> None:
     assert frame.WhichOneof("kind") is None
     assert frame.receipt.sequence == 7
     assert side.say() is None
+
+
+def test_what_carries_no_parameters_passes_a_full_link() -> None:
+    side = Side()
+    parameters = np.ones(1 << 18, np.float32)
+    edge = messages.EdgeId(0, 1)
+    subtree = messages.Subtree(1, 1, 1.0, 0, 0.1)
+    side.outbox.put(messages.Push(edge, 1, parameters, 0.0, subtree))
+    while side.say() is not None:
+        pass
+    assert not side.sender.pacer.is_open
+    side.outbox.put(messages.Renew(edge, 0.0, 0, True))
+    frame = side.say()
+    assert frame is not None
+    assert frame.envelope.WhichOneof("message") == "renew"
+    side.outbox.put(messages.Part(GROUP, 0, parameters))
+    side.outbox.put(messages.Renew(edge, 0.0, 0, True))
+    assert side.say() is None, "parameters wait, and what comes after them in order"

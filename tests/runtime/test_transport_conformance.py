@@ -235,7 +235,7 @@ def test_a_peer_that_takes_nothing_is_sent_a_bounded_amount(kind: str) -> None:
 
         a, b = await stations.add("a"), await stations.add("b", take=take)
         c = await stations.add("c")
-        count, size = 20, 1 << 18
+        count, size = 40, 1 << 17
         for number in range(count):
             a.send(b, part(number, size))
         await b.until(lambda: len(pending) >= 8)

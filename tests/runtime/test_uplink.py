@@ -25,13 +25,13 @@ def send(meter: UplinkMeter, rate: float, seconds: float, began_at: float = 0.0)
 
 @pytest.mark.parametrize("rate", [50e3, 1e6, 100e6])
 def test_a_line_that_is_kept_busy_is_measured(rate: float) -> None:
-    meter = UplinkMeter()
+    meter = UplinkMeter(waited_s=lambda: 0.0)
     send(meter, rate, 10.0)
     assert meter.bytes_per_s == pytest.approx(rate, rel=0.1)
 
 
 def test_what_does_not_fill_the_line_says_nothing_of_it() -> None:
-    meter = UplinkMeter()
+    meter = UplinkMeter(waited_s=lambda: 0.0)
     for k in range(1000):
         meter.changed(200, 0.1 * k)
         meter.changed(-200, 0.1 * k + 0.05)
@@ -43,7 +43,7 @@ def test_what_does_not_fill_the_line_says_nothing_of_it() -> None:
 
 
 def test_the_best_of_the_last_counts() -> None:
-    meter = UplinkMeter()
+    meter = UplinkMeter(waited_s=lambda: 0.0)
     now = send(meter, 1e6, 5.0)
     now = send(meter, 2e5, 5.0, began_at=now)
     assert meter.bytes_per_s == pytest.approx(1e6, rel=0.1), "one slow receiver is not the line"
@@ -51,8 +51,24 @@ def test_the_best_of_the_last_counts() -> None:
     assert meter.bytes_per_s == pytest.approx(2e5, rel=0.1)
 
 
+def test_what_was_measured_while_others_had_the_processor_does_not_count() -> None:
+    busy = [0.0]
+
+    def waited_s() -> float:
+        busy[0] += busy_s
+        return busy[0]
+
+    busy_s = 0.3
+    meter = UplinkMeter(waited_s)
+    now = send(meter, 1e6, 5.0)
+    assert meter.bytes_per_s is None
+    busy_s = 0.0
+    send(meter, 1e6, 5.0, began_at=now + 1.0)
+    assert meter.bytes_per_s == pytest.approx(1e6, rel=0.1)
+
+
 def test_a_link_that_is_lost_takes_its_bytes_along() -> None:
-    meter = UplinkMeter()
+    meter = UplinkMeter(waited_s=lambda: 0.0)
     meter.changed(5 * CHUNK, 0.0)
     meter.lost(5 * CHUNK)
     meter.changed(200, 1.0)
