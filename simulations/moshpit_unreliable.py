@@ -5,9 +5,11 @@ at equal accuracy; 1.5 times faster for ALBERT-large on preemptible ones. The sm
 really trains; ResNet-50 or ALBERT-large is on clock and links (1 Gbit/s). 16 peers.
 
 unequal: Jetsons of four kinds, the slowest at a 23rd of the fastest one's rate, and one of them a
-straggler, ten times slower than its kind. Moshpit's peers train for the same time and go on
-training while they average; the rivals are the gossip methods, AD-PSGD, the only one that waits for
-nobody, with an exchange after 2 and after 5 steps.
+straggler, ten times slower than its kind. Moshpit's peers train for the same time between two
+rounds, and wait for each other while they average or (delayed) go on; the rivals are the gossip
+methods, AD-PSGD, the only one that waits for nobody, with an exchange after 2 and after 5 steps.
+Equal accuracy is 0.7: what plain training on all data reaches is 0.78, and several gossip methods
+never get near it, so that 95 % of the median method's accuracy would be too little to tell anything.
 
 preemptible: T4s and two kinds of laptop GPUs, each of which is taken away twice an hour and is
 back, with nothing, ten minutes later. The rival is all-reduce over everybody around a ring, which
@@ -51,7 +53,12 @@ def main() -> int:
     }
     # Nine seconds are two and a half steps of the second fastest kind of device.
     unequal = Contest(
-        algorithms={"moshpit": Moshpit(local_s=9.0, delayed=True), **GOSSIP},
+        algorithms={
+            "moshpit": Moshpit(local_s=9.0),
+            "delayed": Moshpit(local_s=9.0, delayed=True),
+            **GOSSIP,
+        },
+        target=0.7,
         fleet=UNEQUAL,
         faults=(STRAGGLER,),
         cost_as="resnet50",
@@ -65,7 +72,11 @@ def main() -> int:
         holds &= verdict(claim, result.ratio(rival, "moshpit"), 1.3)
     # Thirty seconds are five steps of a T4.
     preemptible = Contest(
-        algorithms={"moshpit": Moshpit(local_s=30.0, delayed=True), "ring": Ring(local_steps=5)},
+        algorithms={
+            "moshpit": Moshpit(local_s=30.0),
+            "delayed": Moshpit(local_s=30.0, delayed=True),
+            "ring": Ring(local_steps=5),
+        },
         fleet=PREEMPTIBLE,
         faults=(TAKEN_AWAY,),
         cost_as="albert-large",
