@@ -8,8 +8,8 @@ unequal: Jetsons of four kinds, the slowest at a 23rd of the fastest one's rate,
 straggler, ten times slower than its kind. Moshpit's peers train for the same time between two
 rounds, and wait for each other while they average or (delayed) go on; the rivals are the gossip
 methods, AD-PSGD, the only one that waits for nobody, with an exchange after 2 and after 5 steps.
-Equal accuracy is 0.7: what plain training on all data reaches is 0.78, and several gossip methods
-never get near it, so that 95 % of the median method's accuracy would be too little to tell anything.
+Equal accuracy is 0.7: FedAvg ends at 0.76 (`watch_accuracy.py`), and several gossip methods never
+get near it, so that 95 % of the median method's accuracy would be too little to tell anything.
 
 preemptible: T4s and two kinds of laptop GPUs, each of which is taken away twice an hour and is
 back, with nothing, ten minutes later. The rival is all-reduce over everybody around a ring, which
