@@ -15,6 +15,7 @@ from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
+from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.protocol.build import build_machine
 from flwr_moshpit.protocol.machine import Machine, PeerId, PeerInfo, Start, Vector, View
 from flwr_moshpit.simulation.backend import ComputeBackend, trainer_backend
@@ -107,6 +108,11 @@ class Simulation:
             raise ConfigError("evaluate_every and evaluate_every_s exclude each other: set one")
         if seed < 0:
             raise ConfigError(f"seed must not be negative, not {seed}")
+        if not hasattr(trainer, "initial_params"):
+            raise ConfigError(
+                "trainer must be a Trainer, such as TorchTrainer(...) or, for a Flower ClientApp, "
+                f"FlowerTrainer(app), not a {type(trainer).__name__}"
+            )
         self.algorithm = self._used = algorithm
         self.trainer = trainer
         self.fleet = _fleet(fleet, peers, seed)
@@ -149,11 +155,14 @@ class Simulation:
         until: str | float | None = None,
         rounds: int | None = None,
         out: str | Path | None = None,
+        *,
+        progress: bool = False,
     ) -> History:
         """Run until every living peer has done `rounds`, or until a virtual time ("3h", 90).
 
         What comes first ends it; Ctrl-C ends it too, and the history says so. With `out`, reports
-        are written to events.jsonl there while it runs, and everything else at its end.
+        are written to events.jsonl there while it runs, and everything else at its end. `progress`
+        shows on stderr how far it is.
 
         Raises ConfigError where nothing would end it, and TrainerError for what the training code
         raises.
@@ -178,6 +187,9 @@ class Simulation:
             watch.observers.append(self._observe)
         with contextlib.ExitStack() as stack:
             stack.callback(engine.close)
+            if progress:
+                shown = Progress(num_peers=len(self.fleet), rounds=rounds, until_s=until_s)
+                watch.observers.append(stack.enter_context(shown))
             if out is not None:
                 watch.observers.append(stack.enter_context(JsonLines(Path(out) / EVENTS)))
             interrupted = watch.run(until_s)

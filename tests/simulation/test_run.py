@@ -288,6 +288,14 @@ def test_a_slower_peer_does_less_in_the_same_time(alone: list[AloneMachine]) -> 
     assert counts[0] == pytest.approx(10 * counts[1], abs=10)
 
 
+def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    simulation = Simulation(FedAvg(), QuadraticTrainer(), peers=3)
+    simulation.run(rounds=10)
+    assert not any(capsys.readouterr())
+    simulation.run(rounds=10, progress=True)
+    assert "round 10/10" in capsys.readouterr().err
+
+
 def test_what_is_written(tmp_path: Path) -> None:
     trainer = QuadraticTrainer()
     simulation = Simulation(FedAvg(), trainer, peers=3, seed=2, faults="slow 2x peer=0")
