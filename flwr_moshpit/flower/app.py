@@ -103,6 +103,25 @@ def app_folder(file: str) -> Path | None:
     return next((folder for folder in folders if (folder / "pyproject.toml").is_file()), None)
 
 
+def app_of(client_app: object) -> App | None:
+    """The app in a folder whose `pyproject.toml` names this very ClientApp, if it was imported from
+    there. Raises ConfigError where that file is no TOML."""
+    for module in list(sys.modules.values()):
+        # Looked up in its `__dict__`, because some modules answer to every attribute.
+        own = getattr(module, "__dict__", {})
+        if not any(value is client_app for value in list(own.values())):
+            continue
+        folder = app_folder(str(own.get("__file__")))
+        # A test that imports the ClientApp may lie in a project that is no app.
+        if folder is None or not _flower(_document(folder / "pyproject.toml")):
+            continue
+        app = _read(folder)
+        name, _, attribute = app.client_ref.partition(":")
+        if vars(sys.modules.get(name, sys)).get(attribute) is client_app:
+            return app
+    return None
+
+
 def _bundled() -> dict[str, Path]:
     """The apps that come with this package, by name: from the wheel or from the checkout."""
     package = Path(__file__).parents[1]
@@ -115,11 +134,8 @@ def _bundled() -> dict[str, Path]:
 
 def _read(path: Path) -> App:
     file = path / "pyproject.toml"
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from error
-    flower = document.get("tool", {}).get("flwr", {}).get("app", {})
+    document = _document(file)
+    flower = _flower(document)
     components = flower.get("components", {})
     if "clientapp" not in components:
         raise ConfigError(f"{file} is no Flower app: [tool.flwr.app.components] has no clientapp")
@@ -130,6 +146,19 @@ def _read(path: Path) -> App:
         client_ref=components["clientapp"],
         server_ref=components.get("serverapp"),
     )
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+
+
+def _flower(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`[tool.flwr.app]`, empty where there is none."""
+    flower: Mapping[str, Any] = document.get("tool", {}).get("flwr", {}).get("app", {})
+    return flower
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from flwr_moshpit.errors import ConfigError
-from flwr_moshpit.flower.app import App, RunConfig, load_app
+from flwr_moshpit.flower.app import App, RunConfig, app_of, load_app
 from flwr_moshpit.flower.compat import ensure_identity, has_action, has_client_fn
 from flwr_moshpit.flower.messages import Reply
 from flwr_moshpit.flower.requests import Request, perform
@@ -21,7 +21,8 @@ _RUN_ID = 1
 
 
 class InProcessApp:
-    """A ClientApp, or an app in a folder, of which only the latter can be pickled."""
+    """A ClientApp, or an app in a folder. It can be pickled if there is a folder, which is also
+    found for a ClientApp that an app's `pyproject.toml` names."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class InProcessApp:
         self._client_app: ClientApp | None = None
         self._app: App | None = None
         if isinstance(app, ClientApp):
-            self._client_app = app
+            self._client_app, self._app = app, app_of(app)
         else:
             self._app = app if isinstance(app, App) else load_app(app)
         own: Mapping[str, Any] = self._app.config if self._app is not None else {}
@@ -88,6 +89,11 @@ class InProcessApp:
         if self._app is None:
             raise ConfigError(f"{key} = {ref!r} needs an app in a folder: give `{instead}`")
         return self._app.load(ref)
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether there is a `pyproject.toml` to read settings from."""
+        return self._app is not None
 
     def prepare(self, num_clients: int) -> None:
         """From now there are so many, and none of them remembers anything."""

@@ -68,8 +68,9 @@ class FlowerTrainer:
     Parameters
     ----------
     app : ClientApp, App or str
-        A ClientApp, or an app in a folder as `load_app` gives it or finds it. Only the latter can
-        travel to worker processes.
+        A ClientApp, or an app in a folder as `load_app` gives it or finds it. A ClientApp that was
+        imported from an app's folder, where `pyproject.toml` names it, stands for that app. One
+        without a folder cannot travel to worker processes.
     run_config : mapping, optional
         `context.run_config`, over the app's own `[tool.flwr.app.config]`. These keys, all of them
         optional, are ours:

@@ -60,6 +60,12 @@ def find_initial(
     found = _overhear(server_app, app.run_config, num_clients) if server_app else None
     if found is not None:
         return found
+    if not app.has_folder:
+        raise ConfigError(
+            "the ClientApp does not tell its initial model, and no app's pyproject.toml names it: "
+            "give FlowerTrainer(app, initial=..., run_config=...), where initial() returns a torch "
+            "model, arrays by name or a list of them"
+        )
     raise ConfigError(
         "the app does not tell its initial model: set initial-model = "
         '"module:callable" in [tool.flwr.app.config], where the callable returns a torch model, '

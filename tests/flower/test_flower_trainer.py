@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
+from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.flower import App, FlowerTrainer, load_app
 from flwr_moshpit.flower.messages import common_names
+from flwr_moshpit.simulation.run import Simulation
+from flwr_moshpit.testing import Swarm
 from flwr_moshpit.trainer import Trainer
 
 SIZE = 4
@@ -490,6 +496,50 @@ def test_only_an_app_in_a_folder_travels_to_a_worker(tmp_path: Path) -> None:
     assert there.train(0, params, 1, seed=1).params.tobytes() == expected.tobytes()
     with pytest.raises(ConfigError, match="workers = 0"):
         pickle.dumps(trainer(quadratic_app()))
+
+
+@pytest.fixture
+def imported_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClientApp]:
+    """The ClientApp of an app in a folder, imported as a test of that app imports it."""
+    config = 'initial-model = "tiny_of_a_test.task:model"'
+    path = write_app(tmp_path, "tiny", 1, config=config)
+    text = (path / "pyproject.toml").read_text().replace("client_app:app", "tiny_of_a_test.app:app")
+    (path / "pyproject.toml").write_text(text)
+    package = path / "tiny_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    client = CLIENT.replace("from task", "from .task").replace("from late", "from .late")
+    client = client.replace(
+        '"num-examples": 1', '"num-examples": msg.content["config"]["local-steps"]'
+    )
+    (package / "app.py").write_text(textwrap.dedent(client).replace('["rate"]', '["lr"]'))
+    (package / "late.py").write_text("LATE = 1\n")
+    (package / "task.py").write_text(
+        "import numpy as np\nNAME = 1\ndef model(config):\n    return [np.full(2, config['lr'])]\n"
+    )
+    monkeypatch.syspath_prepend(str(path))
+    yield importlib.import_module("tiny_of_a_test.app").app
+    for name in [name for name in sys.modules if name.startswith("tiny_of_a_test")]:
+        del sys.modules[name]
+
+
+def test_an_imported_client_app_brings_the_settings_of_its_folder(
+    imported_app: ClientApp, swarm: Callable[..., Swarm]
+) -> None:
+    made = FlowerTrainer(imported_app)
+    assert made.initial_params(1).tolist() == [0.5, 0.5]
+    assert made.learning_rate == 0.5
+    assert FlowerTrainer(imported_app, {"lr": 2.0}).initial_params(1).tolist() == [2, 2]
+    assert pickle.loads(pickle.dumps(made)).initial_params(1).tolist() == [0.5, 0.5]
+    net = swarm(imported_app, peers=3, algorithm=Moshpit())
+    assert len(net.run(rounds=2).rounds) == 6
+
+
+def test_a_client_app_of_no_folder_is_told_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"give FlowerTrainer\(app, initial=\.\.\., run_config"):
+        _ = FlowerTrainer(quadratic_app()).layout
+    with pytest.raises(ConfigError, match=r"FlowerTrainer\(app\), not a ClientApp"):
+        Simulation(Moshpit(), quadratic_app(), peers=3)  # type: ignore[arg-type]
 
 
 def test_order_of_the_ways_to_tell_the_initial_model(tmp_path: Path) -> None:
