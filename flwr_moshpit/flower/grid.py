@@ -21,8 +21,12 @@ from flwr_moshpit.protocol.machine import Job, Result
 from flwr_moshpit.simulation.backend import Outcome, WorkItem, examples_of, read_only
 from flwr_moshpit.user_code import Call
 
-POLL_S = 0.02
-"""Between two looks for replies; Flower's own engine takes 5 ms for the smallest call."""
+POLL_S = 0.005
+"""Between two looks for replies at least; Flower's own engine takes 5 ms for the smallest call."""
+POLL_S_MAX = 0.1
+LOOKING = 0.05
+"""The part of the time that looking may take: with hundreds of messages under way Flower needs
+milliseconds for it, and neither its actors nor anybody else gets a message meanwhile."""
 NODES_S = 60.0
 """How long SuperNodes may take to appear after a run has begun."""
 
@@ -129,8 +133,11 @@ class GridCarrier:
 
     def _pull(self) -> None:
         """Take in the replies that are there, at least one."""
+        began_at = time.perf_counter()
         while not (messages := list(self._grid.pull_messages(list(self._sent)))):
-            time.sleep(POLL_S)
+            took_s = time.perf_counter() - began_at
+            time.sleep(min(max(took_s / LOOKING, POLL_S), POLL_S_MAX))
+            began_at = time.perf_counter()
         for message in messages:
             work = self._sent.pop(message.metadata.reply_to_message_id)
             work.reply, work.is_done = message, True

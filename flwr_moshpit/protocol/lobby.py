@@ -37,6 +37,9 @@ SWEEP_PATIENCE_S = 2.0
 SWEEP_WAIT_S_MAX = 60.0
 """Most seconds that a sweep waits for what was announced, or four times what groups take."""
 
+ASKED_AGAIN_S = 0.03
+"""Soonest after an answer that its promise counts as broken: one that comes in no time, as it says
+of a step of nanoseconds, would be asked and answer millions of times a second."""
 ETA_S_MAX = 3600.0
 """A member that means to come later than this is asked again by then."""
 
@@ -117,9 +120,10 @@ class Lobby:
         if local_s <= 0:
             self.guesses[peer] = now + min(eta_s, ETA_S_MAX)
             return
-        self.called.pop(peer, None)
         # Nobody knows his own pace to the last percent, and messages take time.
-        self.etas[peer] = now + min(eta_s + SLACK * local_s, ETA_S_MAX)
+        least_s = ASKED_AGAIN_S if peer in self.called else 0.0
+        self.etas[peer] = now + max(least_s, min(eta_s + SLACK * local_s, ETA_S_MAX))
+        self.called.pop(peer, None)
         self.local_s[peer] = local_s
 
     def arrive(self, peer: PeerId, arrival: Arrival, local_s: float, sweep: bool) -> None:

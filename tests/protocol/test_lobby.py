@@ -161,6 +161,20 @@ def test_who_breaks_a_promise_is_asked_again():
     assert made.decide(12, 0.25, 0.0).call
 
 
+def test_who_promises_to_be_there_in_no_time_is_not_asked_all_the_time():
+    made = lobby(2, here=[(0.0, 1e-9)])
+    now, num_calls = 0.0, 0
+    while not (decision := made.decide(now, 0.25, 0.0)).close:
+        if decision.call:
+            num_calls += 1
+            for peer in made.call(now):
+                made.announce(peer, 1e-9, 1e-9, now)
+        else:
+            now = decision.wake_at
+        assert num_calls < 20
+    assert num_calls > 1
+
+
 def test_who_only_says_that_it_comes_delays_those_without_a_model_for_a_while():
     made = lobby(2)
     made.arrive(PeerId("a"), Arrival(5.0, 0.0, 0), 1.0, False)
