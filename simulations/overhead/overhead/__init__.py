@@ -1,0 +1,1 @@
+"""The app of `flower_overhead.py`."""
