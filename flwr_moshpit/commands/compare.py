@@ -16,7 +16,7 @@ from rich.text import Text
 from flwr_moshpit.config import ALGORITHMS
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import App, load_app
-from flwr_moshpit.observe.folder import usable_folder
+from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.settings import (
@@ -60,19 +60,19 @@ def compare_app(
     app = load_app(name)
     settings = _gathered(app, _names(algorithms), read_toml(config) if config else {}, flags)
     contest = _contest(app, settings, seeds, target, tries)
-    out = usable_folder(out)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(_header(contest))
     workers = next(iter(settings.values())).workers
-    if quiet:
-        comparison = compare(contest, workers=workers, out=out)
-    else:
-        with RunsProgress(contest) as progress:
-            comparison = compare(contest, workers=workers, follower=progress, out=out)
-    console.print(comparison.table())
-    for file in (RESULTS, CURVES):
-        if (out / file).exists():
-            console.print(str(out / file))
+    with run_folder(out) as folder:
+        console.print(_header(contest))
+        if quiet:
+            comparison = compare(contest, workers=workers, out=folder)
+        else:
+            with RunsProgress(contest) as progress:
+                comparison = compare(contest, workers=workers, follower=progress, out=folder)
+        console.print(comparison.table())
+        for file in (RESULTS, CURVES):
+            if (folder / file).exists():
+                console.print(str(folder / file))
     return comparison
 
 

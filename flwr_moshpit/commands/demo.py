@@ -20,6 +20,7 @@ from flwr_moshpit.commands.swarm_table import SwarmTable
 from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
+from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.swarm_results import SwarmResults
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.watched import LEADER, REDUCER, Arm, Averaged, MachineWatcher
@@ -59,21 +60,25 @@ def demo(
     settings = dataclasses.replace(gathered, rounds=None)
     table = SwarmTable(PEERS, None, quiet=False, console=console.shown)
     make_trainer = make_app_trainer(app, settings.app, flower=False)
-    console.print(f"{PEERS} peers, a process each and one for each trainer, over gRPC and TLS")
     with (
         tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as folder,
-        LocalSwarm(local_peers(app, settings, Path(folder), flower=False), MachineWatcher) as swarm,
-        SwarmRun(swarm, settings, make_trainer, out or Path(folder), table) as run,
+        run_folder(out or Path(folder)) as results_folder,
     ):
-        play = _Demo(run, console, Path(folder))
-        interrupted = False
-        try:
-            play.play(duration_s)
-        except KeyboardInterrupt:
-            interrupted = True
-        results = run.end(interrupted)
-    if out is not None:
-        results.save(out)
+        console.print(f"{PEERS} peers, a process each and one for each trainer, over gRPC and TLS")
+        peers = local_peers(app, settings, Path(folder), flower=False)
+        with (
+            LocalSwarm(peers, MachineWatcher) as swarm,
+            SwarmRun(swarm, settings, make_trainer, results_folder, table) as run,
+        ):
+            play = _Demo(run, console, Path(folder))
+            interrupted = False
+            try:
+                play.play(duration_s)
+            except KeyboardInterrupt:
+                interrupted = True
+            results = run.end(interrupted)
+        if out is not None:
+            results.save(out)
     console.print(results.table())
     flaw = None if interrupted else play.flaw()
     if flaw is None and not interrupted:

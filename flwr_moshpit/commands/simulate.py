@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from flwr_moshpit.flower.app import load_app
-from flwr_moshpit.observe.folder import usable_folder
+from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.settings import gather, read_toml
 from flwr_moshpit.simulation.explain import Row
@@ -36,19 +36,18 @@ def simulate(
     settings = gather(app.config, read_toml(config) if config is not None else {}, flags)
     # The app's frameworks take seconds to load: what is wrong in the settings is said before.
     plan = Plan.of(settings)
-    out = usable_folder(out)
-
-    progress = Progress(num_peers=settings.peers, rounds=settings.rounds, until_s=plan.until_s)
-    simulation = plan.simulation(app.trainer(settings.app), observe=None if quiet else progress)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    if explain:
-        console.print(_explained(simulation.explain()))
-    with nullcontext() if quiet else progress:
-        history = simulation.run(until=plan.until_s, rounds=settings.rounds, out=out)
-    console.print(history.table())
-    for file in (EVENTS, SUMMARY, MODEL, CURVES):
-        if (out / file).exists():
-            console.print(str(out / file))
+    with run_folder(out) as folder:
+        progress = Progress(num_peers=settings.peers, rounds=settings.rounds, until_s=plan.until_s)
+        simulation = plan.simulation(app.trainer(settings.app), observe=None if quiet else progress)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        if explain:
+            console.print(_explained(simulation.explain()))
+        with nullcontext() if quiet else progress:
+            history = simulation.run(until=plan.until_s, rounds=settings.rounds, out=folder)
+        console.print(history.table())
+        for file in (EVENTS, SUMMARY, MODEL, CURVES):
+            if (folder / file).exists():
+                console.print(str(folder / file))
     return history
 
 

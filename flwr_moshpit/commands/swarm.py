@@ -15,7 +15,7 @@ from flwr_moshpit.commands.swarm_table import SwarmTable
 from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.app import App, load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
-from flwr_moshpit.observe.folder import next_run
+from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.swarm_results import EVENTS, SwarmResults
 from flwr_moshpit.protocol.machine import PeerId, Start
 from flwr_moshpit.runtime.compute import MakeTrainer, Task
@@ -47,28 +47,26 @@ def swarm(
     """
     app = load_app(name)
     settings = swarm_settings(app, read_toml(config) if config is not None else {}, flags)
-    out = next_run(Path("runs")) if out is None else out
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out {str(out)!r} is a file, not a folder")
     # gRPC tells of every broken connection; so do this program's reports.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = SwarmTable(settings.peers, settings.rounds, quiet=quiet)
     make_trainer = make_app_trainer(app, settings.app)
-    with (
-        tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as folder,
-        LocalSwarm(local_peers(app, settings, Path(folder))) as swarm,
-        SwarmRun(swarm, settings, make_trainer, out, table) as run,
-    ):
-        if not quiet:
-            table.say(f"ask a peer: flwr-moshpit status HOST:PORT --authority {folder}")
-        results = run.run()
-    results.save(out)
-    if not results.alive and not results.interrupted:
-        raise MoshpitError(f"no peer is left: see {out / EVENTS} for what they told")
-    console.print(results.table())
-    for file in sorted(path.name for path in out.iterdir()):
-        console.print(str(out / file))
+    with run_folder(out) as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as secrets,
+            LocalSwarm(local_peers(app, settings, Path(secrets))) as swarm,
+            SwarmRun(swarm, settings, make_trainer, folder, table) as run,
+        ):
+            if not quiet:
+                table.say(f"ask a peer: flwr-moshpit status HOST:PORT --authority {secrets}")
+            results = run.run()
+        results.save(folder)
+        if not results.alive and not results.interrupted:
+            raise MoshpitError(f"no peer is left: see {folder / EVENTS} for what they told")
+        console.print(results.table())
+        for file in sorted(path.name for path in folder.iterdir()):
+            console.print(str(folder / file))
     return results
 
 

@@ -25,7 +25,7 @@ from flwr_moshpit.flower.crew import Crew, Member
 from flwr_moshpit.flower.grid import GridCarrier
 from flwr_moshpit.flower.settings import budget_s, flower_settings, own
 from flwr_moshpit.flower.swarm import Swarm
-from flwr_moshpit.observe.folder import usable_folder
+from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.swarm_results import (
     EVENTS,
     Measured,
@@ -52,40 +52,39 @@ def train_on_supernodes(app: App, grid: Grid, run_config: Mapping[str, Any]) -> 
             f"algorithm {type(settings.algorithm).__name__} needs a server, and peers have none: "
             "it is for simulation"
         )
-    trainer = app.trainer(run_config)
-    trainer.check_serverless()
-    trainer.prepare(settings.peers, settings.dtype)
-    initial = trainer.initial_params(settings.seed)
-    out = usable_folder(Path(run_config["out"]) if run_config.get("out") else None)
     resumed = own(run_config, "resume")
-    swarm = Swarm.load(resumed) if resumed else Swarm.create(app.name, budget_s(run_config))
-    log().info("swarm %s; its authority is in %s", swarm.id, swarm.path)
-    watch_over(swarm)
-
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / EVENTS).open("a", encoding="utf-8") as events:
-        crew = Crew(
-            grid,
-            swarm,
-            min_members=min_members,
-            log_every_s=float(own(run_config, "log-every-s")),
-            start={"schema": trainer.layout.schema.hex()},
-            rounds=settings.rounds,
-            write=events.write,
-        )
-        called_at = time.monotonic()
-        crew.run()
-        ended_at = time.monotonic()
-        params = result_of(crew, initial)
-        crew.stop()
-    swarm.end()
-    started_s, wall_s = crew.began_at - called_at, ended_at - crew.began_at
-    results = _results(crew, trainer, grid, settings, params, started_s, wall_s)
-    results.save(out)
-    for line in results.table().splitlines():
-        log().info("%s", line)
-    for file in sorted(out.iterdir()):
-        log().info("%s", file.resolve())
+    given = Path(run_config["out"]) if run_config.get("out") else None
+    with run_folder(given, resumes=bool(resumed)) as out:
+        trainer = app.trainer(run_config)
+        trainer.check_serverless()
+        trainer.prepare(settings.peers, settings.dtype)
+        initial = trainer.initial_params(settings.seed)
+        swarm = Swarm.load(resumed) if resumed else Swarm.create(app.name, budget_s(run_config))
+        log().info("swarm %s; its authority is in %s", swarm.id, swarm.path)
+        watch_over(swarm)
+        with (out / EVENTS).open("a", encoding="utf-8") as events:
+            crew = Crew(
+                grid,
+                swarm,
+                min_members=min_members,
+                log_every_s=float(own(run_config, "log-every-s")),
+                start={"schema": trainer.layout.schema.hex()},
+                rounds=settings.rounds,
+                write=events.write,
+            )
+            called_at = time.monotonic()
+            crew.run()
+            ended_at = time.monotonic()
+            params = result_of(crew, initial)
+            crew.stop()
+        swarm.end()
+        started_s, wall_s = crew.began_at - called_at, ended_at - crew.began_at
+        results = _results(crew, trainer, grid, settings, params, started_s, wall_s)
+        results.save(out)
+        for line in results.table().splitlines():
+            log().info("%s", line)
+        for file in sorted(out.iterdir()):
+            log().info("%s", file.resolve())
     return results
 
 

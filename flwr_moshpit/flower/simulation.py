@@ -11,10 +11,11 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from flwr_moshpit.flower.app import App
+from flwr_moshpit.flower.client import FlowerTrainer
 from flwr_moshpit.flower.compat import log
 from flwr_moshpit.flower.grid import GridBackend, GridCarrier, virtual_nodes
 from flwr_moshpit.flower.settings import flower_settings
-from flwr_moshpit.observe.folder import usable_folder
+from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.observe.text import duration
 from flwr_moshpit.settings import RunSettings
@@ -34,7 +35,13 @@ def simulate_on_grid(app: App, grid: Grid, run_config: Mapping[str, Any]) -> His
     flower_settings(run_config, int(run_config.get("peers") or 1))
     trainer = app.trainer(run_config)
     trainer.check_serverless()
-    out = usable_folder(Path(run_config["out"]) if run_config.get("out") else None)
+    with run_folder(Path(run_config["out"]) if run_config.get("out") else None) as out:
+        return _simulate_into(out, trainer, grid, run_config)
+
+
+def _simulate_into(
+    out: Path, trainer: FlowerTrainer, grid: Grid, run_config: Mapping[str, Any]
+) -> History:
     nodes = virtual_nodes(grid)
     settings = flower_settings(run_config, len(nodes))
     plan = Plan.of(settings)

@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flwr_moshpit.errors import ConfigError
 
+RUNS = Path("runs")
+RESULTS = ("events.jsonl", "summary.json", "model.npz", "compare.json")
+"""What runs of any kind write."""
 
-def usable_folder(out: Path | None) -> Path:
-    """`out`, which is made if it is not there; by default the first unused `runs/YYYY-MM-DD-N`,
-    which is not made yet.
 
-    Raises ConfigError if there is a file of that name, or no folder can be made.
+@contextmanager
+def run_folder(out: Path | None, *, resumes: bool = False) -> Iterator[Path]:
+    """The folder `out`, by default the first unused `runs/YYYY-MM-DD-N`, while a run writes to it.
+
+    It is made at once, so that of two runs that begin together each gets its own, and removed again
+    if nothing was written. Raises ConfigError if there is a file of that name, if no folder can be
+    made, and if it holds the results of another run, which `resumes` allows.
     """
-    if out is None:
-        return next_run(Path("runs"))
+    if out is not None and not resumes:
+        _refuse_used(out)
+    wanted = RUNS if out is None else out
+    new = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        folder = _next_run(wanted) if out is None else out
+    except OSError as error:
+        raise ConfigError(f"out {str(wanted)!r} cannot be made: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            # Up to the first that is not empty.
+            for empty in new if out is not None else [folder, *new]:
+                empty.rmdir()
+
+
+def _next_run(folder: Path) -> Path:
+    """Makes the first unused `folder/YYYY-MM-DD-N`."""
+    today = datetime.date.today().isoformat()
+    for number in itertools.count(1):
+        path = folder / f"{today}-{number}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError
+
+
+def _refuse_used(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out {str(out)!r} is a file, not a folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out {str(out)!r} cannot be made: {error.strerror}") from error
-    return out
-
-
-def next_run(folder: Path) -> Path:
-    """The first unused `folder/YYYY-MM-DD-N`."""
-    today = datetime.date.today().isoformat()
-    paths = (folder / f"{today}-{number}" for number in itertools.count(1))
-    return next(path for path in paths if not path.exists())
+    stats = [(out / name).stat() for name in RESULTS if (out / name).exists()]
+    times = [stat.st_mtime for stat in stats if stat.st_size]
+    if times:
+        date = f"{datetime.datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}"
+        raise ConfigError(
+            f"out: {str(out)!r} holds a run of {date}; choose another folder or remove it"
+        )
