@@ -49,6 +49,11 @@ LEARNING_RATES = ("learning-rate", "lr")
 """The app's training has one, under either name, whatever algorithm runs it; R-FAST steps by it."""
 
 
+FLOWERS_ROUNDS = "num-server-rounds"
+"""Flower's usual key in an app's config, which stands for `rounds` where nobody sets an end."""
+FLOWERS_FRACTIONS = ("fraction-train", "fraction-fit", "fraction-evaluate")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """What `flwr-moshpit simulate` runs, checked."""
@@ -68,6 +73,9 @@ class RunSettings:
     dtype: str | None = None
     app: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """The app's own settings: its `context.run_config`."""
+
+    remarks: tuple[str, ...] = ()
+    """What became of Flower's usual keys in the app's config, a line each for people."""
 
     def __post_init__(self) -> None:
         if self.peers < 1:
@@ -131,14 +139,22 @@ def gather(
     if "learning-rate" in of_this and "learning-rate" not in algorithm and of_app:
         algorithm["learning-rate"] = given[of_app[0]]
     run = {key: _checked(key, given[key]) for key in RUN_KEYS if key in given}
+    remarks = []
     if "rounds" not in run and "until" not in run:
         run["rounds"] = DEFAULT_ROUNDS
+        if type(given.get(FLOWERS_ROUNDS)) is int:
+            run["rounds"] = given[FLOWERS_ROUNDS]
+            remarks.append(f"rounds = {run['rounds']}, as the app's {FLOWERS_ROUNDS} says")
+    fractions = [key for key in FLOWERS_FRACTIONS if given.get(key, "") not in ("", 1)]
+    if fractions:
+        remarks.append(f"not used here: {', '.join(fractions)} (all peers train in every round)")
     run["algorithm"] = algorithm_from_config(name, algorithm)
     faults = run.get("faults", ())
     run["faults"] = (faults,) if isinstance(faults, str) else tuple(faults)
     return RunSettings(
         **{key.replace("-", "_"): value for key, value in run.items()},
         app={key: given.get(key, value) for key, value in app.items()},
+        remarks=tuple(remarks),
     )
 
 

@@ -126,3 +126,20 @@ def test_rfast_steps_by_the_learning_rate_of_the_app() -> None:
     assert gather(app, {"lr": 0.3}, {}).algorithm == RFast(learning_rate=0.3)
     assert gather(app, {"learning-rate": 0.4}, {}).algorithm == RFast(learning_rate=0.4)
     assert gather(app, {"lr": 0.3}, {"algorithm": "moshpit"}).app["lr"] == 0.3
+
+
+def test_flowers_number_of_rounds_stands_in_for_ours() -> None:
+    usual = {"num-server-rounds": 3, "fraction-train": 0.5, "fraction-evaluate": 1.0}
+    settings = gather(usual, {}, {})
+    assert settings.rounds == 3
+    assert settings.remarks == (
+        "rounds = 3, as the app's num-server-rounds says",
+        "not used here: fraction-train (all peers train in every round)",
+    )
+    assert gather(usual, {"num-server-rounds": 4}, {}).rounds == 4
+    assert gather({"num-server-rounds": ""}, {}, {}).rounds == DEFAULT_ROUNDS
+    for end in ({"rounds": 7}, {"until": "3h"}):
+        settings = gather({"num-server-rounds": 3}, {}, end)
+        assert (settings.rounds, settings.remarks) == (end.get("rounds"), ())
+    assert gather({"num-server-rounds": 3, "rounds": 7}, {}, {}).rounds == 7
+    assert gather({"num-server-rounds": "many"}, {}, {}).rounds == DEFAULT_ROUNDS

@@ -18,7 +18,7 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import App, load_app
 from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.progress import Progress
-from flwr_moshpit.observe.text import duration, scaled
+from flwr_moshpit.observe.text import duration, notice, scaled
 from flwr_moshpit.settings import (
     LEARNING_RATES,
     RunSettings,
@@ -63,6 +63,8 @@ def compare_app(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     workers = next(iter(settings.values())).workers
     with run_folder(out) as folder:
+        if not quiet:
+            notice(*next(iter(settings.values())).remarks)
         console.print(_header(contest))
         if quiet:
             comparison = compare(contest, workers=workers, out=folder)

@@ -12,6 +12,7 @@ from rich.console import Console
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.progress import Progress
+from flwr_moshpit.observe.text import notice
 from flwr_moshpit.settings import gather, read_toml
 from flwr_moshpit.simulation.explain import Row
 from flwr_moshpit.simulation.history import CURVES, EVENTS, MODEL, SUMMARY, History
@@ -38,6 +39,8 @@ def simulate(
     plan = Plan.of(settings)
     with run_folder(out) as folder:
         progress = Progress(num_peers=settings.peers, rounds=settings.rounds, until_s=plan.until_s)
+        if explain or not quiet:
+            notice(*settings.remarks)
         simulation = plan.simulation(app.trainer(settings.app), observe=None if quiet else progress)
         console = Console(highlight=False, markup=False, soft_wrap=True)
         if explain:

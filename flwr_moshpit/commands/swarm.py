@@ -17,13 +17,14 @@ from flwr_moshpit.flower.app import App, load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.swarm_results import EVENTS, SwarmResults
+from flwr_moshpit.observe.text import notice
 from flwr_moshpit.protocol.machine import PeerId, Start
 from flwr_moshpit.runtime.compute import MakeTrainer, Task
 from flwr_moshpit.runtime.driver import Schedule
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Identity
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.peer import PeerSettings
-from flwr_moshpit.settings import DEFAULT_ROUNDS, RunSettings, gather, read_toml
+from flwr_moshpit.settings import RunSettings, gather, read_toml
 
 DEFAULT_PEERS = 8
 GATHER_S = 120.0
@@ -52,6 +53,8 @@ def swarm(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = SwarmTable(settings.peers, settings.rounds, quiet=quiet)
     make_trainer = make_app_trainer(app, settings.app)
+    if not quiet:
+        notice(*settings.remarks)
     with run_folder(out) as folder:
         with (
             tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as secrets,
@@ -76,7 +79,7 @@ def swarm_settings(app: App, file: Mapping[str, Any], flags: Mapping[str, Any]) 
         if key in file or key in flags:
             raise ConfigError(f"setting {key!r} is for `simulate`: here devices and time are real")
     own = {key: value for key, value in app.config.items() if key not in _SIMULATED}
-    settings = gather({"peers": DEFAULT_PEERS, "rounds": DEFAULT_ROUNDS, **own}, file, flags)
+    settings = gather({"peers": DEFAULT_PEERS, **own}, file, flags)
     if settings.peers < 2:
         raise ConfigError(f"peers must be at least 2, not {settings.peers}: one has nobody to meet")
     if getattr(settings.algorithm, "needs_server", False):

@@ -60,6 +60,8 @@ def train_on_supernodes(app: App, grid: Grid, run_config: Mapping[str, Any]) -> 
         trainer.prepare(settings.peers, settings.dtype)
         initial = trainer.initial_params(settings.seed)
         swarm = Swarm.load(resumed) if resumed else Swarm.create(app.name, budget_s(run_config))
+        for remark in settings.remarks:
+            log().info("%s", remark)
         log().info("swarm %s; its authority is in %s", swarm.id, swarm.path)
         watch_over(swarm)
         with (out / EVENTS).open("a", encoding="utf-8") as events:

@@ -55,6 +55,8 @@ def _simulate_into(
         console=Console(stderr=True, highlight=False, width=120),
     )
     simulation = plan.simulation(trainer, backend=backend, observe=progress)
+    for remark in settings.remarks:
+        log().info("%s", remark)
     _announce(settings)
     began_at = time.monotonic()
     with progress:

@@ -1,8 +1,16 @@
-"""Quantities as people read them: three digits at most, and a unit."""
+"""What people read: quantities, of three digits at most and a unit, and short notices."""
 
 from __future__ import annotations
 
 import math
+import sys
+
+
+def notice(*lines: str) -> None:
+    """Tell whoever waits, on stderr and at once."""
+    for line in lines:
+        sys.stderr.write(f"flwr-moshpit: {line}\n")
+    sys.stderr.flush()
 
 
 def duration(seconds: float) -> str:

@@ -256,7 +256,7 @@ def test_wrong_settings_are_told_in_the_log_in_one_line(
 def test_an_apps_own_keys_and_empty_texts_are_left_alone() -> None:
     config = {"num-server-rounds": 3, "batch-size": 4, "local-epochs": 1, "fraction-train": 0.5}
     settings = flower_settings({**config, "topology": "", "rounds": ""}, 3)
-    assert (settings.peers, settings.rounds) == (3, 10)
+    assert (settings.peers, settings.rounds) == (3, 3)
     assert dict(settings.app) == {**config, "topology": "", "rounds": ""}
 
 
