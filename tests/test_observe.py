@@ -71,6 +71,27 @@ class TestProgress:
         ):
             assert part in line
 
+    def test_an_older_measurement_names_its_round(self) -> None:
+        progress = Progress(num_peers=2, rounds=4, console=console(terminal=False), clock=Clock())
+        progress(0.0, None, swarm(round=0, accuracy=0.428, consensus_distance=0.5))
+        assert "accuracy 0.428  consensus distance 5.00e-01" in progress.line()
+        progress(1.0, None, swarm(round=1, alive=2))
+        assert "round 1/4  accuracy 0.428 at round 0  peers 2/2" in progress.line()
+        progress(2.0, None, swarm(round=2, accuracy=0.5))
+        assert "round 2/4  accuracy 0.500  " in progress.line()
+
+    def test_a_long_run_says_something_early_and_every_minute(self) -> None:
+        screen, clock = console(terminal=False), Clock()
+        spoke_at = []
+        with Progress(num_peers=5, rounds=1000, console=screen, clock=clock) as progress:
+            for second in range(200):
+                clock.now = float(second)
+                before = printed(screen)
+                progress(0.01 * second, PeerId("p1"), Report("round", {"round": 0}))
+                if printed(screen) != before:
+                    spoke_at.append(second)
+        assert spoke_at == [3, 63, 123, 183]
+
     def test_time_runs_between_evaluations(self) -> None:
         progress = Progress(num_peers=1, until_s=100.0, console=console(terminal=False))
         progress(40.0, PeerId("p0"), Report("round", {}))

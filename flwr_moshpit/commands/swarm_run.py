@@ -222,6 +222,7 @@ class SwarmRun:
         self._measured_round = self.table.round
         since = began_at if self._began_at is None else self._began_at
         self.points.append(Measured(began_at - since, self.table.round, alive, metrics))
+        self.table.measured_round = self.table.round
         self.table.accuracy = metrics.get("accuracy")
         self.table.loss = metrics.get("loss")
         values = {**metrics, "round": self.table.round, "alive": alive}

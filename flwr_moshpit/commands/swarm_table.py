@@ -1,5 +1,5 @@
-"""What a swarm of processes looks like while it runs: a row for each peer on a terminal, a line per
-tenth of the run elsewhere."""
+"""What a swarm of processes looks like while it runs: a row for each peer on a terminal, elsewhere
+lines as of a simulation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flwr_moshpit.observe.progress import Pace, measured_at
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.machine import PeerId
 
@@ -43,6 +44,7 @@ class SwarmTable:
         self.accuracy: float | None = None
         """Of the swarm's mean, when it was last measured."""
         self.loss: float | None = None
+        self.measured_round = 0
         self.alive = num_peers
         self.round = 0
         """Completed by the median living peer."""
@@ -51,7 +53,7 @@ class SwarmTable:
         self._quiet = quiet
         self._console = console or Console(stderr=True)
         self._began_at = time.monotonic()
-        self._tenths = 0
+        self._pace = Pace()
         self._live: Live | None = None
 
     def line(self) -> str:
@@ -59,9 +61,10 @@ class SwarmTable:
         rounds = f"/{self._rounds}" if self._rounds else ""
         parts = [duration(time.monotonic() - self._began_at), f"round {self.round}{rounds}"]
         if self.accuracy is not None:
-            parts.append(f"accuracy {self.accuracy:.3f}")
+            text = f"accuracy {self.accuracy:.3f}"
+            parts.append(measured_at(text, self.measured_round, self.round))
         elif self.loss is not None:
-            parts.append(f"loss {self.loss:.4g}")
+            parts.append(measured_at(f"loss {self.loss:.4g}", self.measured_round, self.round))
         known = [row for row in self.rows.values() if row.coverage is not None]
         if known:
             coverage = sum(row.coverage or 0.0 for row in known) / len(known)
@@ -73,9 +76,8 @@ class SwarmTable:
         """Something has changed. On a terminal nothing is to be done: `rows` are looked at."""
         if self._quiet or self._console.is_terminal or not self._rounds:
             return
-        tenths = min(10, 10 * self.round // self._rounds)
-        if tenths > self._tenths:
-            self._tenths = tenths
+        # The last measurement comes with the results.
+        if self._pace.due(min(1.0, self.round / self._rounds), is_measured=True):
             self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
@@ -84,6 +86,7 @@ class SwarmTable:
 
     def __enter__(self) -> SwarmTable:
         self._began_at = time.monotonic()
+        self._pace = Pace()
         if self._console.is_terminal and not self._quiet:
             self._live = Live(self, console=self._console, refresh_per_second=5, transient=True)
             self._live.start()

@@ -1,4 +1,5 @@
-"""Progress of a run: a live display on a terminal, a line per tenth of the run elsewhere.
+"""Progress of a run: a live display on a terminal, elsewhere a line after some seconds, for every
+tenth of the run and whenever a minute has passed.
 
 Reads the driver's `swarm` reports (see `SWARM_REPORT`); every other report only moves the clock.
 """
@@ -25,6 +26,37 @@ all living peers), `accuracy`, `loss`, `consensus_distance`, `alive` (number of 
 _MEASURED = ("accuracy", "loss", "consensus_distance")
 
 
+class Pace:
+    """When lines are due where no display is live: `due` says so, and counts on that it is said."""
+
+    FIRST_S = 3.0
+    """A run that says nothing for longer looks as if it hung."""
+    AGAIN_S = 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._tenths = 0
+        self._next_at = clock() + self.FIRST_S
+
+    def due(self, fraction: float, *, is_measured: bool) -> bool:
+        """`is_measured`: whether what is to be said was measured just now."""
+        tenths = int(10 * fraction + 1e-9)
+        is_last = tenths >= 10
+        if tenths <= self._tenths and (is_last or self._clock() < self._next_at):
+            return False
+        # The last line waits for the last measurement: an older one beside 100 % would mislead.
+        if is_last and not is_measured:
+            return False
+        self._tenths = tenths
+        self._next_at = self._clock() + self.AGAIN_S
+        return True
+
+
+def measured_at(text: str, measured: float, now: float) -> str:
+    """`text` about round `measured`, which it names if the swarm is at another."""
+    return text if measured == now else f"{text} at round {measured:g}"
+
+
 class Progress:
     """An observer and a context manager; shows something only while it is entered."""
 
@@ -47,14 +79,20 @@ class Progress:
         self._started = clock()
         self._now = 0.0
         self._values: dict[str, float] = {"round": 0, "alive": num_peers}
-        self._tenths = 0
+        self._measured_round = 0.0
+        self._pace = Pace(clock)
         self._live: Live | None = None
 
     def __call__(self, now: float, peer: PeerId | None, report: Report) -> None:
         self._now = now
+        is_measured = False
         if report.name == SWARM_REPORT:
             self._values.update(report.values)
-            self._print_tenth(is_measured=any(name in report.values for name in _MEASURED))
+            is_measured = any(name in report.values for name in _MEASURED)
+            if is_measured:
+                self._measured_round = self._values["round"]
+        if self._live is None and self._pace.due(self.fraction, is_measured=is_measured):
+            self._print()
 
     @property
     def fraction(self) -> float:
@@ -84,6 +122,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._started = self._clock()
+        self._pace = Pace(self._clock)
         if self._console.is_terminal:
             # The display is drawn from `__rich__` by Live's own timer, so that reports stay cheap.
             self._live = Live(self, console=self._console, refresh_per_second=5, transient=True)
@@ -115,20 +154,16 @@ class Progress:
         values = self._values
         rounds = f"/{self._rounds}" if self._rounds else ""
         parts = [f"round {values['round']:g}{rounds}"]
+        measured, now = self._measured_round, values["round"]
         if "accuracy" in values:
-            parts.append(f"accuracy {values['accuracy']:.3f}")
+            parts.append(measured_at(f"accuracy {values['accuracy']:.3f}", measured, now))
         elif "loss" in values:
-            parts.append(f"loss {values['loss']:.4g}")
-        if "consensus_distance" in values:
+            parts.append(measured_at(f"loss {values['loss']:.4g}", measured, now))
+        if "consensus_distance" in values and measured == now:
             parts.append(f"consensus distance {values['consensus_distance']:.2e}")
         parts.append(f"peers {values['alive']:g}/{self._num_peers}")
         return parts
 
-    def _print_tenth(self, *, is_measured: bool) -> None:
-        if self._live is not None or self._console.is_terminal:
-            return
-        tenths = int(10 * self.fraction + 1e-9)
-        # The last line waits for the last measurement: an older one beside 100 % would mislead.
-        if tenths > self._tenths and (tenths < 10 or is_measured):
-            self._tenths = tenths
+    def _print(self) -> None:
+        if not self._console.is_terminal:
             self._console.print(self.line(), highlight=False, soft_wrap=True)
