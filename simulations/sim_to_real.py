@@ -9,8 +9,8 @@ and R-FAST in each setting:
 - a round takes what the simulator says, within 25 %;
 - the swarm's model is as good as the simulator's, within 3 points of accuracy.
 
-For Moshpit both hold at 2 to 5 Mbit/s on an idle machine. For R-FAST they do not yet, and why is not
-known: its pace on a slow line follows `lease_s`, in the simulator more than in the real peers.
+For Moshpit both hold at 2 to 5 Mbit/s on an idle machine. For R-FAST they do not yet, and why is
+not known: its pace on a slow line follows `lease_s`, in the simulator more than in real peers.
 """
 
 from __future__ import annotations
