@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from flwr_moshpit.simulation.run import Simulation
     from flwr_moshpit.torch_trainer import TorchTrainer
 
+    __version__: str
+
 __all__ = [
     "ConfigError",
     "FedAvg",
@@ -65,10 +67,22 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
     return getattr(module, name)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("flwr-moshpit")
+    except PackageNotFoundError:
+        # A source tree that was never installed.
+        return "unknown"
 
 
 def __dir__() -> list[str]:

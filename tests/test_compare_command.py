@@ -99,6 +99,17 @@ def test_algorithms_take_the_settings_that_they_have(
     for text in ("moshpit, rfast, ring", "seeds 7, 8", "6 runs", "target loss", str(out)):
         assert text in said.out
     assert "6/6  ring, seed 8:" in said.err
+    assert "close to this target" not in said.out
+
+
+def test_a_target_that_the_start_has_is_remarked_upon(
+    app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(app) / "pyproject.toml"
+    file.write_text(file.read_text().replace("lr = 0.05", "lr = 1e-6"))
+    arguments = ["--algorithms", "ring", "--peers", "2", "--seeds", "1", "--quiet"]
+    assert main(["compare", app, *arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "at the start the loss was 290, close to this target" in capsys.readouterr().out
 
 
 def test_every_method_may_try_and_time_may_end_it(

@@ -164,6 +164,11 @@ class FlowerTrainer:
         return None if rate is None else float(rate)
 
     @property
+    def takes_steps(self) -> bool:
+        """Whether clients train for as many local steps as they are told; known after `cost()`."""
+        return self._reads_steps
+
+    @property
     def layout(self) -> Layout:
         if self._layout is None:
             layout = Layout.of(self._first(), exclude=self._exclude)

@@ -6,12 +6,12 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flwr_moshpit import __version__
 from flwr_moshpit.observe.json_lines import plain
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.machine import Vector
@@ -121,10 +121,6 @@ def described(settings: RunSettings) -> dict[str, Any]:
     """What was run, for `SwarmResults.settings`."""
     algorithm = settings.algorithm
     names = [field.name for field in dataclasses.fields(algorithm)]
-    try:
-        here = version("flwr-moshpit")
-    except PackageNotFoundError:
-        here = None
     return {
         "algorithm": type(algorithm).__name__,
         "algorithm_settings": {name: getattr(algorithm, name) for name in names},
@@ -133,5 +129,5 @@ def described(settings: RunSettings) -> dict[str, Any]:
         "until_round": settings.rounds,
         "dtype": settings.dtype,
         "transport": "gRPC over mutual TLS, one process per peer and one per trainer",
-        "version": here,
+        "version": __version__,
     }

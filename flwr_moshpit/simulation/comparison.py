@@ -29,6 +29,8 @@ from flwr_moshpit.simulation.reach import (
 
 RESULTS, CURVES = "compare.json", "compare.png"
 
+_LITTLE = 0.1
+"""A target that differs by less than this share from the initial model's metric is remarked on."""
 _EARLY = 0.1
 """A method that ends before this share of the median method's time is remarked on."""
 
@@ -168,6 +170,16 @@ class Comparison:
             text.append("  ".join([name.ljust(widths[0]), *aligned]))
         return "\n".join([*text, "", *self._notes()])
 
+    def _start_near_target(self) -> float | None:
+        """The metric of the initial model, where a derived target is hardly better than that."""
+        curves = [_curve(run.points, self.metric)[1] for run in self.runs]
+        starts = [values[0] for values in curves if values]
+        if self.given_target is not None or self.target is None or not starts:
+            return None
+        start = statistics.fmean(starts)
+        is_near = abs(self.target - start) < _LITTLE * max(abs(start), abs(self.target))
+        return start if is_near else None
+
     def _notes(self) -> list[str]:
         seeds = sorted({run.seed for run in self.runs})
         notes = [
@@ -175,6 +187,12 @@ class Comparison:
             f"mean +- standard deviation over {len(seeds)} seeds ({_listed(seeds)}); the last "
             "column is the geometric mean over pairs of one seed with its 95 % interval",
         ]
+        start = self._start_near_target()
+        if start is not None:
+            notes.append(
+                f"at the start the {self.metric} was {start:.4g}, close to this target: times to "
+                "it say little; let them train longer, or set one (--target)"
+            )
         if any(row.ratio is not None and row.ratio.is_bound for row in self.rows()):
             notes.append(">: at least, because a run ended before it reached the target")
         notes += [

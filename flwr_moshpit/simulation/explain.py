@@ -31,10 +31,13 @@ def explain(
     layout: Layout,
     cost: Cost,
     vector_bytes: float,
+    *,
+    takes_steps: bool = True,
 ) -> list[Row]:
     """Rows about the model, each kind of device and the algorithm.
 
-    `vector_bytes`: of one peer's whole vector on the wire.
+    `vector_bytes`: of one peer's whole vector on the wire. `takes_steps`: whether clients train for
+    as many steps as they are told; otherwise a step of `cost` is all that they do in a round.
     """
     rows: list[Row] = [
         (
@@ -54,14 +57,15 @@ def explain(
             f"{scaled(min(device.memory_bytes for device in fleet), 'B')}",
         ),
     ]
-    steps, local_s = _local_work(algorithm)
+    steps, local_s = _local_work(algorithm) if takes_steps else (None, None)
     kinds = {device.name: device for device in fleet}
     for name, device in kinds.items():
         rows.append(_training(name, device, cost, steps, local_s))
-        rows += advice(name, device, cost, vector_bytes, local_s or _steps_s(device, cost, steps))
+        busy_s = local_s or _steps_s(device, cost, steps or 1)
+        rows += advice(name, device, cost, vector_bytes, busy_s)
     if isinstance(algorithm, Moshpit):
         rows += _moshpit(algorithm, fleet, network, layout, vector_bytes)
-        typical_s = local_s or median(_steps_s(device, cost, steps) for device in fleet)
+        typical_s = local_s or median(_steps_s(device, cost, steps or 1) for device in fleet)
         rows.append(
             (
                 "deadline",
@@ -94,7 +98,7 @@ def _steps_s(device: DeviceProfile, cost: Cost, steps: int) -> float:
 
 
 def _training(
-    name: str, device: DeviceProfile, cost: Cost, steps: int, local_s: float | None
+    name: str, device: DeviceProfile, cost: Cost, steps: int | None, local_s: float | None
 ) -> Row:
     rate = (
         f"{scaled(device.flops_per_s, 'FLOP/s')} ({device.fp32_tflops:g} TFLOPS x {device.mfu:g})"
@@ -105,8 +109,10 @@ def _training(
     work = scaled(cost.flops_per_example * cost.examples_per_step, "FLOP")
     return (
         f"local time, {name}",
-        duration(_steps_s(device, cost, steps)),
-        f"{steps} steps of {work} at {rate}",
+        duration(_steps_s(device, cost, steps or 1)),
+        f"the app's own epochs, {work}, at {rate}"
+        if steps is None
+        else f"{steps} steps of {work} at {rate}",
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flwr_moshpit import __version__
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.observe.json_lines import JsonLines
@@ -148,7 +148,16 @@ class Simulation:
     def explain(self) -> list[Row]:
         """(setting, value, why): what was chosen from peers, model and profiles."""
         vector_bytes = self.layout.dim * self.layout.dtype.itemsize * self._array_scale
-        return explain(self._used, self.fleet, self.network, self.layout, self.cost, vector_bytes)
+        return explain(
+            self._used,
+            self.fleet,
+            self.network,
+            self.layout,
+            self.cost,
+            vector_bytes,
+            # Some Flower apps train for their own number of epochs, whatever they are told.
+            takes_steps=getattr(self.trainer, "takes_steps", True),
+        )
 
     def run(
         self,
@@ -273,7 +282,7 @@ class Simulation:
             "until_s": until_s,
             "dtype": self.layout.dtype.name,
             "cost_as": None if self._cost_as is None else str(self._cost_as),
-            "version": _version(),
+            "version": __version__,
         }
 
 
@@ -313,11 +322,3 @@ def _named(layout: Layout, vector: Vector) -> dict[str, np.ndarray[Any, Any]]:
         for spec in layout.averaged
     ]
     return Layout(specs, (), layout.dtype.name).unflatten(vector)
-
-
-def _version() -> str:
-    try:
-        return version("flwr-moshpit")
-    except PackageNotFoundError:
-        # A source tree that was never installed.
-        return "unknown"
