@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -39,6 +39,7 @@ def ca(
         if swarm is None:
             raise ConfigError("swarm: a new authority needs the swarm's name: --swarm NAME")
         authority = Authority.create(swarm)
+    invited_before = len(list((folder / INVITATIONS).glob("*.invitation")))
     paths = [folder / INVITATIONS / f"{_file_name(peer)}.invitation" for peer in invite]
     for path in paths:
         if path.exists():
@@ -51,7 +52,27 @@ def ca(
     for peer, path in zip(invite, paths, strict=True):
         authority.invite(PeerId(peer), known, valid_s).save(path)
         console.print(f"{path}: for {peer} alone, over a trusted way")
+    console.print(f"next: {_next_command(folder, invite, paths, known, invited_before)}")
     return authority
+
+
+def _next_command(
+    folder: Path,
+    invited: Sequence[str],
+    paths: Sequence[Path],
+    contacts: Mapping[PeerId, str],
+    num_before: int,
+) -> str:
+    """What to type now, for the first of those who are invited."""
+    if not invited:
+        return f"flwr-moshpit ca {folder} --invite PEER ... [--contact PEER=HOST:PORT]"
+    peer, total = PeerId(invited[0]), num_before + len(invited)
+    bind = f" --bind {contacts.get(peer, 'HOST:PORT')}" if peer in contacts or not contacts else ""
+    others = f"; the others alike, --client up to {total - 1}" if len(invited) > 1 else ""
+    return (
+        f"on the device of {peer}, flwr-moshpit peer --invitation {paths[0].name} --app APP "
+        f"--client {num_before} --peers {total}{bind}{others}"
+    )
 
 
 def parse_contacts(texts: Sequence[str]) -> dict[PeerId, str]:

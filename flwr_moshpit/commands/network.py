@@ -44,7 +44,12 @@ def _add_training(add: Callable[..., Any]) -> None:
     add("--delayed", action="store_true", help="go on training while a round is under way")
     add("--seed", type=int, metavar="N", help="of the initial model and the batches")
     add("--dtype", metavar="TYPE", help="float32 or float64")
-    add("--config", type=Path, metavar="FILE.toml", help="settings, under their names above")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE.toml",
+        help="more settings, a line each, as patience = 0.5",
+    )
 
 
 def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -90,17 +95,34 @@ def _add_demo(commands: Any) -> None:
     add("--record", type=Path, metavar="FILE.svg", help="draw what is printed")
 
 
+CA_EXAMPLES = """\
+  flwr-moshpit ca our-swarm --swarm home                 makes the authority
+  flwr-moshpit ca our-swarm --invite anna ben \\
+      --contact anna=192.168.1.20:9100                   invites two peers"""
+
+
+def _authority_folder(text: str) -> Path:
+    if text in ("init", "create", "invite"):
+        raise argparse.ArgumentTypeError(
+            f"`ca` has no subcommand {text!r}: `flwr-moshpit ca DIR --swarm NAME` makes an "
+            "authority in the folder DIR, `flwr-moshpit ca DIR --invite PEER` invites to its swarm "
+            f"(write ./{text} for a folder of that name)"
+        )
+    return Path(text)
+
+
 def _add_ca(commands: Any) -> None:
     parser = _add(
         commands,
         "ca",
         _ca,
         "make a swarm's authority, and invitations for its peers",
-        "Make the authority of a swarm in DIR, if it is not there, and an invitation for each peer "
-        "that is named. Whoever holds an invitation is that peer.",
+        "Make the authority of a swarm in the folder DIR, if it is not there, and an invitation\n"
+        "for each peer that is named. Whoever holds an invitation is that peer.\n\n" + CA_EXAMPLES,
     )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("folder", metavar="DIR", type=Path, help="made, and readable by its owner alone")
+    add("folder", metavar="DIR", type=_authority_folder, help="of the authority; made if not there")
     add("--swarm", metavar="NAME", help="the swarm's name, for a new authority")
     add("--invite", metavar="PEER", nargs="+", help="make invitations for these peers")
     add("--contact", action="append", metavar="PEER=HOST:PORT", help="whom they call first; repeat")

@@ -36,6 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_ca(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     invite = ["--invite", "a", "b", "--contact", "a=10.0.0.1:4000"]
     assert main(["ca", "made", "--swarm", "s", *invite]) == 0
+    said = capsys.readouterr().out
     for path in (here / "made").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
     invited = Invitation.load(here / "made" / "invitations" / "b.invitation")
@@ -43,13 +44,18 @@ def test_ca(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invited.contacts == {"a": "10.0.0.1:4000"}
 
     key = (here / "made" / "authority.key").read_bytes()
+    assert "next: on the device of a, flwr-moshpit peer --invitation a.invitation " in said
+    assert "--client 0 --peers 2 --bind 10.0.0.1:4000; the others alike, --client up to 1" in said
     assert main(["ca", "made", "--invite", "c"]) == 0
+    assert "--client 2 --peers 3 --bind HOST:PORT\n" in capsys.readouterr().out
     assert (here / "made" / "authority.key").read_bytes() == key
     capsys.readouterr()
     for arguments, said in (
         (["made", "--invite", "a"], "a.invitation exists"),
         (["made", "--swarm", "t"], "holds the authority of 's', not 't'"),
         (["new"], "a new authority needs the swarm's name"),
+        (["init", "new"], "argument DIR: `ca` has no subcommand 'init'"),
+        (["invite", "--help"], "`flwr-moshpit ca DIR --invite PEER` invites to its swarm"),
         (["new", "--swarm", "s", "--contact", "a"], "must be written as peer=host:port"),
         (["new", "--swarm", "s", "--invite", "../a"], "cannot be the name of a file"),
         (["new", "--swarm", "s", "--invite", "a", "--days", "0"], "days must be above 0"),
