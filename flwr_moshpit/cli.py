@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -15,24 +16,47 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from flwr_moshpit import __version__
 from flwr_moshpit.commands.network import add_commands as add_network_commands
 from flwr_moshpit.config import ALGORITHMS
 from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError
+from flwr_moshpit.settings import LEARNING_RATES, algorithm_keys
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+CONFIG_EXAMPLE = """\
+FILE.toml holds any setting, also those without a flag, a line each:
+  compression = "int8"
+  faults = ["crash 20% per hour", "slow 10x peer=3"]"""
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, where argparse prints its usage too."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see `{self.prog} --help`)")
+        raise ConfigError(f"{message} (see `{self.prog} --help`){_hint(message)}")
+
+
+def _hint(message: str) -> str:
+    """Where a setting belongs that was given as a flag."""
+    flag = re.match(r"unrecognized arguments: --([a-z0-9-]+)", message)
+    known = {*LEARNING_RATES, *(key for name in ALGORITHMS for key in algorithm_keys(name))}
+    if flag is None or flag[1] not in known:
+        return ""
+    return (
+        f": {flag[1]} has no flag of its own here; write a line `{flag[1]} = ...` into a file for "
+        "--config FILE.toml or into the app's [tool.flwr.app.config]"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `flwr-moshpit` with `argv`, by default the process's, and return the exit code."""
     try:
-        arguments = _parser().parse_args(argv)
+        parser = _parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return EXIT_USAGE
+        arguments = parser.parse_args(argv)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             code: int = arguments.run(arguments)
@@ -73,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="flwr-moshpit",
         description="Serverless federated learning: clients average among themselves.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_simulate(commands)
     _add_compare(commands)
@@ -88,8 +113,12 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "simulate",
         help="train an app's clients in virtual time",
-        description="Train an app's clients, each on a virtual device, in virtual time. Defaults "
-        "come from the app's [tool.flwr.app.config], then from --config, then from the flags.",
+        description=(
+            "Train an app's clients, each on a virtual device, in virtual time. Defaults come\n"
+            "from the app's [tool.flwr.app.config], then from --config, then from the flags."
+        ),
+        epilog=CONFIG_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -110,7 +139,7 @@ def _add_simulate(commands: argparse._SubParsersAction[_Parser]) -> None:
     add("--cost-as", metavar="MODEL", help="clock and links as for resnet50, albert-large or FILE")
     add("--workers", type=int, metavar="N", help="training processes; 0 trains in this one")
     add("--dtype", metavar="TYPE", help="float32 or float64")
-    add("--config", type=Path, metavar="FILE.toml", help="settings, under their names above")
+    add("--config", type=Path, metavar="FILE.toml", help="more settings, a line each")
     add("--out", type=Path, metavar="DIR", help="where results go (runs/DATE-N)")
     add("--explain", action="store_true", help="first print what was chosen, and why")
     add("--quiet", action="store_true", help="no progress")
@@ -146,7 +175,7 @@ def _add_compare(commands: argparse._SubParsersAction[_Parser]) -> None:
     add("--tune", type=int, metavar="N", help="learning rates that each algorithm may try first")
     add("--workers", type=int, metavar="N", help="runs at once, each in a process; 0: here")
     add("--dtype", metavar="TYPE", help="float32 or float64")
-    add("--config", type=Path, metavar="FILE.toml", help="settings, under their names above")
+    add("--config", type=Path, metavar="FILE.toml", help="more settings, a line each")
     add("--out", type=Path, metavar="DIR", help="where results go (runs/DATE-N)")
     add("--quiet", action="store_true", help="no progress")
     parser.set_defaults(run=_compare)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import flwr_moshpit
 from flwr_moshpit.cli import main
 
 TRAINING_APP = """
@@ -85,7 +86,6 @@ def make_app(tmp_path: Path) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: COMMAND"),
         (["simulate"], "the following arguments are required: APP"),
         (["simulate", "nothing"], "app 'nothing' does not exist"),
         (["simulate", "digits", "--bogus"], "unrecognized arguments: --bogus"),
@@ -114,10 +114,38 @@ def test_bad_input_is_one_line_and_code_2(
     pytest.importorskip("torch")
     assert main(arguments) == 2
     said = capsys.readouterr()
-    assert said.err.startswith(f"flwr-moshpit: {message}")
-    assert said.err.count("\n") == 1
+    *before, error = said.err.splitlines()
+    assert before in ([], ["flwr-moshpit: loading digits ..."])
+    assert error.startswith(f"flwr-moshpit: {message}")
     assert said.out == ""
     assert list(elsewhere.iterdir()) == []
+
+
+def test_nothing_to_do_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert all(command in said.err for command in ("simulate", "swarm", "doctor"))
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"flwr-moshpit {flwr_moshpit.__version__}\n"
+    assert re.fullmatch(r"\d+\.\d+.*|unknown", flwr_moshpit.__version__)
+
+
+def test_a_setting_without_a_flag_is_told_where_it_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", "digits", "--compression", "int8"]) == 2
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --compression int8" in said
+    assert "`compression = ...` into a file for --config FILE.toml" in said
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    assert '\n  compression = "int8"\n' in capsys.readouterr().out
 
 
 def test_a_key_of_nobody_in_the_config_is_refused(
@@ -134,9 +162,8 @@ def test_an_app_without_train_is_refused(
     pytest.importorskip("flwr")
     app = make_app("from flwr.clientapp import ClientApp\napp = ClientApp()\n")
     assert main(["simulate", app]) == 2
-    said = capsys.readouterr().err
-    assert "train" in said
-    assert said.count("\n") == 1
+    *_, said = capsys.readouterr().err.splitlines()
+    assert "no train function" in said
 
 
 def test_an_app_that_raises_is_named_with_client_step_and_traceback(
@@ -210,8 +237,12 @@ def test_what_an_app_is_warned_of_is_one_line(
     app = make_app(TRAINING_APP.replace('msg.content["config"]["local-steps"]', "1"))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert main(["simulate", app, "--peers", "2", "--quiet", "--out", "results"]) == 0
-    said = capsys.readouterr().err
+        more = ["--quiet", "--explain", "--out", "results"]
+        assert main(["simulate", app, "--peers", "2", *more]) == 0
+    told = capsys.readouterr()
+    assert "the app's own epochs" in told.out
+    assert "20 steps" not in told.out
+    said = told.err
     assert said.startswith("flwr-moshpit: warning: the app does not look at local-steps")
     assert said.count("\n") == 1
 

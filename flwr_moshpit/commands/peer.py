@@ -22,7 +22,7 @@ from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.observe.swarm_results import EVENTS, MODEL, named_arrays
-from flwr_moshpit.observe.text import duration
+from flwr_moshpit.observe.text import duration, notice
 from flwr_moshpit.observe.voice import Voice
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.compute import Offer, Task
@@ -114,6 +114,7 @@ def peer(
         state=place.state,
         trace=place.trace,
     )
+    notice(f"{invited.identity.peer} loads {app.name} ...")
     compute = ProcessCompute(task)
     try:
         # Before there is an event loop, so that Ctrl-C ends it at once.

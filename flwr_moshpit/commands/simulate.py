@@ -41,6 +41,8 @@ def simulate(
         progress = Progress(num_peers=settings.peers, rounds=settings.rounds, until_s=plan.until_s)
         if explain or not quiet:
             notice(*settings.remarks)
+        if not quiet:
+            notice(f"loading {app.name} ...")
         simulation = plan.simulation(app.trainer(settings.app), observe=None if quiet else progress)
         console = Console(highlight=False, markup=False, soft_wrap=True)
         if explain:

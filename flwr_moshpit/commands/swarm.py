@@ -54,7 +54,7 @@ def swarm(
     table = SwarmTable(settings.peers, settings.rounds, quiet=quiet)
     make_trainer = make_app_trainer(app, settings.app)
     if not quiet:
-        notice(*settings.remarks)
+        notice(*settings.remarks, f"starting {settings.peers} peers of {app.name} ...")
     with run_folder(out) as folder:
         with (
             tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as secrets,
