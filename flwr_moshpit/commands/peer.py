@@ -172,6 +172,8 @@ class _Lines:
 def _line(name: str, values: Mapping[str, Any]) -> str | None:
     match name:
         case "round":
+            if not values.get("contributors", 1):
+                return f"round {values['round']}, averaged with nobody: {values.get('reason', '')}"
             parts = [f"round {values['round']}", f"with {values.get('contributors', 1)} peers"]
             parts.append(f"coverage {100 * float(values.get('coverage', 1.0)):.0f} %")
             if "wait_s" in values:

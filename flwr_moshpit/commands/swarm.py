@@ -62,7 +62,9 @@ def swarm(
             SwarmRun(swarm, settings, make_trainer, folder, table) as run,
         ):
             if not quiet:
-                table.say(f"ask a peer: flwr-moshpit status HOST:PORT --authority {secrets}")
+                run.on_address = lambda address: table.say(
+                    f"ask a peer: flwr-moshpit status {address} --authority {secrets}"
+                )
             results = run.run()
         results.save(folder)
         if not results.alive and not results.interrupted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,8 @@ class SwarmRun:
         self.trainer.prepare(settings.peers, settings.dtype)
         self.points: list[Measured] = []
         self.table = table
+        self.on_address: Callable[[str], None] | None = None
+        """Is told where the first peer listens that does."""
         self._settings = settings
         self._mean: Vector = self.trainer.initial_params(settings.seed)
         self._rows = table.rows
@@ -150,6 +153,9 @@ class SwarmRun:
                 row.state = "loaded"
             case Listening():
                 row.state, row.address = "joining", told.address
+                if self.on_address is not None:
+                    self.on_address(told.address)
+                    self.on_address = None
             case Reported():
                 self._report(peer, row, told)
             case Finished():
