@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from struct import pack
 from typing import Protocol, TypeAlias
 
-from flwr_moshpit.errors import ConfigError
+from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.protocol.machine import (
     ComputeDone,
     ComputeFailed,
@@ -147,6 +147,9 @@ class JobThread:
             return ComputeDone(job_id, self._execute(job, number))
         except Exception as error:
             # Whatever the user's code raises, the peer goes on without this job.
+            # An error of ours says it all, and has the user's traceback where there is one.
+            if isinstance(error, MoshpitError):
+                return ComputeFailed(job_id, str(error))
             return ComputeFailed(job_id, "".join(traceback.format_exception(error)).rstrip())
 
 
