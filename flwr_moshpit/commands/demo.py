@@ -30,6 +30,8 @@ APP = "watch"
 PEERS = 8
 DURATION_S = 100.0
 """Of training; starting and ending come to that."""
+LEARNING_RATE = 0.01
+"""A tenth of the app's, or little would be left to learn when the first peer is killed."""
 HANG_S = 120.0
 CONTACT = "contact"
 DIFFERENCE_MAX = 1e-5
@@ -57,7 +59,7 @@ def demo(
     console = _Screen(record)
     app = load_app(APP)
     gathered = swarm_settings(app, {}, {"peers": PEERS})
-    settings = dataclasses.replace(gathered, rounds=None)
+    settings = dataclasses.replace(gathered, rounds=None, app={**gathered.app, "lr": LEARNING_RATE})
     table = SwarmTable(PEERS, None, quiet=False, console=console.shown)
     make_trainer = make_app_trainer(app, settings.app, flower=False)
     with (
@@ -122,6 +124,7 @@ class _Demo:
     def play(self, duration_s: float) -> None:
         self._until(lambda: bool(self._rounds), "the first round")
         began_at = time.monotonic()
+        self._console.print(f"accuracy {self._accuracy()}")
         for stage in _DEATHS:
             self._go_on(CALM_ROUNDS)
             self._console.print(f"accuracy {self._accuracy()}")
