@@ -50,6 +50,10 @@ from flwr_moshpit.protocol.reduction import Reduction
 SILENCES_MAX = 3
 """Unanswered questions after which a member counts as lost even if the membership sees it live."""
 
+QUESTIONS_MAX = 64
+"""Questions after which a member that has given nothing meanwhile counts as lost, even if each time
+it asks for patience."""
+
 CERTAIN = ("dead", "cut off", "silent", "gone", "unusable")
 """Reasons for a loss after which the peer is not asked whether it has finished. One that cannot be
 reached, or is accused, may live and may have finished: it is asked again before that. One that sent
@@ -110,6 +114,7 @@ class AllReduce:
         self._ballot: dict[PeerId, bool] | None = None
         self._lost: dict[PeerId, str] = {}
         self._silences: dict[PeerId, int] = {}
+        self._questions: dict[PeerId, int] = {}
         self._retried: dict[PeerId, None] = {}
         self._shown: dict[PeerId, None] = {}
         self._cuts: dict[PeerId, int] = {}
@@ -257,7 +262,8 @@ class AllReduce:
         effects: list[Effect] = []
         for peer, questions in asked.items():
             self._silences[peer] = self._silences.get(peer, 0) + 1
-            if self._silences[peer] > SILENCES_MAX:
+            self._questions[peer] = self._questions.get(peer, 0) + 1
+            if self._silences[peer] > SILENCES_MAX or self._questions[peer] > QUESTIONS_MAX:
                 effects += self._lose(peer, "silent", now)
             else:
                 effects += questions
@@ -359,16 +365,20 @@ class AllReduce:
         reason, effects = taken
         if reason:
             return [refused(src, "part", reason), *self._lose(src, "unusable", now)]
-        self._progress_at = now
+        self._gave(src, now)
         self._check_done()
         return effects
+
+    def _gave(self, src: PeerId, now: float) -> None:
+        self._progress_at = now
+        self._questions.pop(src, None)
 
     def _on_average(self, src: PeerId, message: Average, now: float) -> list[Effect]:
         reason = None if self.outcome else self._reduction.on_average(src, message)
         if reason:
             return [refused(src, "average", reason), *self._lose(src, "unusable", now)]
         if reason is not None:
-            self._progress_at = now
+            self._gave(src, now)
             self._check_done()
         return []
 

@@ -626,7 +626,7 @@ class MoshpitPeer:
                 return self._on_call(src, message, grid, seat, now)
             case Hold():
                 if seat is not None and seat.leader == src:
-                    seat.retries = 0
+                    seat.held()
             case Late():
                 if seat is not None and seat.waits and seat.leader == src:
                     if message.round > key.round:

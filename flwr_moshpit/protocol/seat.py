@@ -13,6 +13,10 @@ RETRY_S = 1.0
 RETRIES_MAX = 4
 
 
+HOLDS_MAX = 7200
+"""So often a leader may say that it waits for others, two hours long, before another is asked."""
+
+
 class Seat:
     """vector: (d,), weight: what this peer brings; cells: which of its cells are on the line."""
 
@@ -21,6 +25,7 @@ class Seat:
         "cells",
         "compression",
         "grouped_at",
+        "holds",
         "key",
         "later_round",
         "leader",
@@ -42,7 +47,7 @@ class Seat:
         self.leader: PeerId | None = None
         self.shunned: dict[PeerId, None] = {}
         """Leaders that do not answer."""
-        self.retries = 0
+        self.retries = self.holds = 0
         self.retry_at: float | None = None
         self.grouped_at: float | None = None
         self.allreduce: AllReduce | None = None
@@ -87,9 +92,15 @@ class Seat:
             self.end("no leader answers", (me,))
             return []
         if leaders[0] != self.leader:
-            self.leader, self.retries = leaders[0], 0
+            self.leader, self.retries, self.holds = leaders[0], 0, 0
         self.retry_at = None if self.leader == me else now + RETRY_S * 2**self.retries
         return [Send(leaders[0], arrival)]
+
+    def held(self) -> None:
+        """The leader knows that I am here, and waits for others."""
+        self.holds += 1
+        if self.holds <= HOLDS_MAX:
+            self.retries = 0
 
     def unheard(self) -> None:
         """The leader has not answered in time."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.protocol.machine import Learned, PeerId, Record, Round
-from flwr_moshpit.protocol.messages import Late, Plan, PlanId, Share, Stands
+from flwr_moshpit.protocol.messages import Hold, Late, Plan, PlanId, Share, Stands, Waiting
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
 
@@ -126,3 +126,17 @@ def in_a_far_round(message):
     if isinstance(message, Late):
         return dataclasses.replace(message, round=far)
     return dataclasses.replace(message, key=message.key._replace(round=far))
+
+
+def test_who_only_says_wait_is_not_waited_for_for_ever():
+    net = net_of(1)
+    net.tamper(lambda message: Waiting(message.group), kind="Average", src=6)
+    net.run(rounds=1)
+    assert [r.coverage for r in net.history.rounds if r.peer != net.peers[6]] == [1.0] * 6
+
+
+def test_a_leader_that_only_says_wait_is_left_for_another():
+    net = net_of(1)
+    net.tamper(lambda named: Hold(named.group.key), kind="GroupNamed", src=6)
+    net.run(rounds=4)
+    assert sum(r.coverage == 1 for r in net.history.rounds if r.peer != net.peers[6]) > 6
