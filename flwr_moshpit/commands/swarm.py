@@ -53,9 +53,9 @@ def swarm(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = SwarmTable(settings.peers, settings.rounds, quiet=quiet)
     make_trainer = make_app_trainer(app, settings.app)
-    if not quiet:
-        notice(*settings.remarks, f"starting {settings.peers} peers of {app.name} ...")
     with run_folder(out) as folder:
+        if not quiet:
+            notice(*settings.remarks, f"starting {settings.peers} peers of {app.name} ...")
         with (
             tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as secrets,
             LocalSwarm(local_peers(app, settings, Path(secrets))) as swarm,
