@@ -87,7 +87,7 @@ def test_peers_outlive_supernodes_and_the_superlink_until_the_run_is_stopped(
     # A new run finds them again, and `flwr stop` ends them.
     deployment.start_superlink()
     # Before, Flower would turn the SuperNode away, which then does not ask again.
-    wait_until(lambda: "offline" in deployment.supernodes(), LONG_S, "one SuperNode is missed")
+    wait_until(lambda: '"offline"' in deployment.supernodes(), LONG_S, "one SuperNode is missed")
     deployment.start_supernode(0, of=3)
     [swarm] = [path.name for path in Path(deployment.env["FLWR_HOME"], "moshpit").iterdir()]
     run_id = begin(deployment, f"{endless} resume='{swarm}'")
