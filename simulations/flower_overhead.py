@@ -1,6 +1,6 @@
 """What does it cost that clients train among themselves, in Flower's own simulation engine?
 
-`flwr run` on the same app, clients, model (100,490 parameters), local steps and rounds: once with
+`flwr run` on the same app, clients, model (100,090 parameters), local steps and rounds: once with
 Flower's FedAvg, once with Moshpit. Timed from when Flower's actors have loaded the app, without
 evaluation, the two in turn. Needs Linux and the extra `simulation`. Claims tested:
 
