@@ -28,6 +28,7 @@ from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.compute import Offer, Task
 from flwr_moshpit.runtime.driver import Schedule
 from flwr_moshpit.runtime.identity import Invitation
+from flwr_moshpit.runtime.memory import share_one_heap
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
 from flwr_moshpit.runtime.whereabouts import ANYWHERE
@@ -115,6 +116,7 @@ def peer(
         trace=place.trace,
     )
     notice(f"{invited.identity.peer} loads {app.name} ...")
+    share_one_heap()
     compute = ProcessCompute(task)
     try:
         # Before there is an event loop, so that Ctrl-C ends it at once.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from rich.console import Console
 
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.observe.folder import run_folder
-from flwr_moshpit.observe.progress import Progress
 from flwr_moshpit.observe.text import notice
 from flwr_moshpit.settings import gather, read_toml
 from flwr_moshpit.simulation.explain import Row
@@ -38,17 +36,16 @@ def simulate(
     # The app's frameworks take seconds to load: what is wrong in the settings is said before.
     plan = Plan.of(settings)
     with run_folder(out) as folder:
-        progress = Progress(num_peers=settings.peers, rounds=settings.rounds, until_s=plan.until_s)
         if explain or not quiet:
             notice(*settings.remarks)
         if not quiet:
             notice(f"loading {app.name} ...")
-        simulation = plan.simulation(app.trainer(settings.app), observe=None if quiet else progress)
+        simulation = plan.simulation(app.trainer(settings.app))
         console = Console(highlight=False, markup=False, soft_wrap=True)
         if explain:
             console.print(_explained(simulation.explain()))
-        with nullcontext() if quiet else progress:
-            history = simulation.run(until=plan.until_s, rounds=settings.rounds, out=folder)
+        rounds, until_s = settings.rounds, plan.until_s
+        history = simulation.run(until_s, rounds, folder, progress=not quiet)
         console.print(history.table())
         for file in (EVENTS, SUMMARY, MODEL, CURVES):
             if (folder / file).exists():

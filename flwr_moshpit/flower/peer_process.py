@@ -31,6 +31,7 @@ from flwr_moshpit.runtime.certificates import new_key, public_key
 from flwr_moshpit.runtime.compute import Task
 from flwr_moshpit.runtime.driver import Schedule
 from flwr_moshpit.runtime.identity import Identity
+from flwr_moshpit.runtime.memory import share_one_heap
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.private_files import write_private
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
@@ -46,6 +47,7 @@ SAMPLES = 256
 def main(folder: PeerFolder) -> int:
     """Run the peer of `folder` to its end, and write there what became of it."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    share_one_heap()
     try:
         joined = _written(folder, "join")
         listener = _listen(joined["bind"])

@@ -151,6 +151,13 @@ class AllReduce:
             if peer not in self._weights
         }
 
+    @property
+    def result_bytes(self) -> int:
+        """What it costs to go on serving this."""
+        return (
+            self.outcome.average.nbytes if self.outcome and self.outcome.average is not None else 0
+        )
+
     def is_asked_for(self, now: float) -> bool:
         """Whether a member that misses something may still ask for it."""
         return now < self._progress_at + 3 * self.named.stall_s

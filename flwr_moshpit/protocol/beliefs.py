@@ -20,6 +20,7 @@ from flwr_moshpit.protocol.machine import (
     Record,
     Report,
     ViewChanged,
+    refused,
 )
 from flwr_moshpit.protocol.membership_messages import (
     ALIVE,
@@ -186,8 +187,7 @@ class Beliefs:
         if here is not None and not outranks(record.rank, here.rank):
             return
         if here is None and len(records) >= RECORDS_MAX:
-            values = {"peer": src, "reason": "too many records", "what": "Update"}
-            self._out.append(Report("refused", values))
+            self._out.append(refused(src, "Update", "too many records"))
             return
         self.roster.put_record(record)
         self.spread(record.key)

@@ -30,7 +30,16 @@ from math import inf
 import numpy as np
 
 from flwr_moshpit.protocol.ledger import InEdge, OutEdge, usable
-from flwr_moshpit.protocol.machine import PeerId, Record, Report, State, Vector, View, ViewChanged
+from flwr_moshpit.protocol.machine import (
+    PeerId,
+    Record,
+    Report,
+    State,
+    Vector,
+    View,
+    ViewChanged,
+    refused,
+)
 from flwr_moshpit.protocol.messages import Attach, Detached, Grant, Model, Push, Subtree
 from flwr_moshpit.protocol.step_size import StepSize
 from flwr_moshpit.protocol.topology import Topology
@@ -157,8 +166,7 @@ class GraphTracking:
     def on_attach(self, child: PeerId, message: Attach, now: float) -> None:
         leases, identity = self._core.leases, self._core.identity
         if (message.dim, message.schema) != (identity.dim, identity.schema):
-            values = {"peer": child, "reason": "schema", "what": "Attach"}
-            self._core.emit(Report("refused", values))
+            self._core.emit(refused(child, "Attach", "schema"))
             leases.refuse(child, message.edge, "schema")
         elif not self._active:
             leases.refuse(child, message.edge, "leaving")

@@ -46,7 +46,9 @@ EARLY_VECTORS_MAX = 4
 the naming. What is dropped is asked for again."""
 
 SERVED_MAX = 8
-"""Groups of past rounds that are kept for the sake of members that still wait for an answer."""
+SERVED_BYTES_MAX = 1 << 24
+"""Groups of past rounds, and bytes of their results, that are kept for members that still wait for
+an answer. Rounds with a large model are longer than anybody waits before asking."""
 
 PAST_MAX = 256
 
@@ -246,8 +248,12 @@ class Groups:
         Rounds may be shorter than the time after which a member asks: a few groups stay as long.
         """
         old = [group for group in self._groups if group.key.round < served_from]
+        kept_bytes = 0
         for count, group in enumerate(reversed(old)):
-            if count >= SERVED_MAX or not self._groups[group].is_asked_for(now):
+            known = self._groups[group]
+            kept_bytes += known.result_bytes
+            too_many = count >= SERVED_MAX or kept_bytes > SERVED_BYTES_MAX
+            if too_many or not known.is_asked_for(now):
                 self._drop(group)
         while len(self._past) > PAST_MAX:
             del self._past[next(iter(self._past))]

@@ -176,6 +176,7 @@ class MoshpitPeer:
         self._joiner: Joiner | None = None
         self._needs_result = False
         """Joined late and has averaged with nobody: the others' result is all that it can have."""
+        self._part_elems = max(1, config.part_bytes // params.itemsize)
         self._rendezvous = Rendezvous(
             me.peer,
             incarnation,
@@ -186,7 +187,7 @@ class MoshpitPeer:
                 config.patience,
                 config.share_bytes_min,
                 config.weight_max,
-                max(1, config.part_bytes // params.itemsize),
+                self._part_elems,
             ),
         )
         if state is not None:
@@ -343,9 +344,8 @@ class MoshpitPeer:
         def others() -> list[PeerId]:
             return [peer for peer in self._view if peer != self.me]
 
-        piece_elems = max(1, self.config.part_bytes // self.params.itemsize)
         least = Round(least_round)
-        self._joiner = Joiner(self.params, self._schema, least, piece_elems, others, self._rng)
+        self._joiner = Joiner(self.params, self._schema, least, self._part_elems, others, self._rng)
         return self._joiner.begin(now)
 
     def _end_joining(self, joiner: Joiner, now: float) -> list[Effect]:
