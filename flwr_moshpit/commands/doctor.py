@@ -17,9 +17,9 @@ from pathlib import Path
 import grpc
 from rich.console import Console
 
-from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime.identity import Authority
+from flwr_moshpit.runtime.whereabouts import host_and_port
 
 HANDSHAKE_S = 20.0
 _RELEASED_AT = 1_767_225_600.0
@@ -105,14 +105,12 @@ def _cuda() -> Finding:
 
 
 def _port(bind: str) -> Finding:
-    host, _, port = bind.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"bind must be written as HOST:PORT, not {bind!r}")
+    host, port = host_and_port(bind, "bind")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
-            probe.bind((host.strip("[]"), int(port)))
-            told = f"can listen on {host}:{probe.getsockname()[1]}"
+            probe.bind((host, port))
+            told = f"can listen on {bind.rpartition(':')[0]}:{probe.getsockname()[1]}"
     except OSError as error:
         return Finding("port", False, f"{bind}: {error.strerror}", "choose another with --bind")
     return Finding("port", True, told)

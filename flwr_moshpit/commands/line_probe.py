@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from flwr_moshpit.errors import ConfigError, TransportError
+from flwr_moshpit.runtime.whereabouts import host_and_port
 
 WARMS_UP_S = 0.5
 """Not measured: until then TCP is still speeding up."""
@@ -44,7 +45,7 @@ class Waiting:
     """The end that waits, until it is closed. Raises ConfigError where it cannot listen."""
 
     def __init__(self, bind: str) -> None:
-        host, port = _host_and_port(bind)
+        host, port = host_and_port(bind, "wait")
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family)
@@ -104,7 +105,7 @@ def measure_line(address: str, measured_s: float = MEASURED_S) -> Line:
 
 
 def _asked(address: str, what: bytes) -> socket.socket:
-    connection = socket.create_connection(_host_and_port(address), SILENT_S)
+    connection = socket.create_connection(host_and_port(address, "to"), SILENT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(what)
     return connection
@@ -139,10 +140,3 @@ def _taken_bytes_per_s(connection: socket.socket, for_s: float = SILENT_S) -> fl
         else:
             num_bytes += len(data)
     return num_bytes / max(1e-9, ended_at - counted_at)
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"an address must be written as HOST:PORT, not {address!r}")
-    return host.strip("[]"), int(port)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -23,8 +22,10 @@ from flwr_moshpit.flower.peer_folder import is_alive
 from flwr_moshpit.flower.swarm import Swarm
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime.control import Stop, ask
+from flwr_moshpit.runtime.whereabouts import why_unreachable
 
 POLL_S = 1.0
+ANSWER_S = 10.0
 STOP_S = 120.0
 """How long it goes on trying to reach a peer."""
 _SUPERLINK = "flower-superlink"
@@ -109,20 +110,11 @@ def _superlink_address() -> str | None:
     return None
 
 
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def main(swarm_id: str, server_app_pid: str, superlink_pid: str, superlink_address: str) -> int:
     def superlink_lives() -> bool:
         if int(superlink_pid):
             return is_alive(int(superlink_pid), _SUPERLINK)
-        return _answers(superlink_address)
+        return not why_unreachable(superlink_address, ANSWER_S)
 
     said = control(Swarm.load(swarm_id), lambda: is_alive(int(server_app_pid)), superlink_lives)
     sys.stdout.write(said + "\n")

@@ -35,6 +35,7 @@ from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.compat import CLIENT_APP_RAISED, register
 from flwr_moshpit.flower.messages import array_record
 from flwr_moshpit.flower.peer_folder import PeerFolder
+from flwr_moshpit.runtime.whereabouts import why_unreachable
 
 LISTENING_S = 60.0
 """How long a peer process may take to listen; a loaded Jetson imports torch for half of that."""
@@ -199,18 +200,8 @@ def _last_line(folder: PeerFolder) -> str:
 def _dial(asked: dict[str, Any], context: Context) -> Answer:
     addresses: dict[str, str] = asked["addresses"]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        reasons = list(pool.map(_why_not, addresses.values()))
+        reasons = list(pool.map(partial(why_unreachable, within_s=DIALLED_S), addresses.values()))
     return {"failures": {p: r for p, r in zip(addresses, reasons, strict=True) if r}}, {}
-
-
-def _why_not(address: str) -> str:
-    """Why nobody answers there; "" if somebody does."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), DIALLED_S).close()
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return ""
 
 
 def _start(asked: dict[str, Any], context: Context) -> Answer:

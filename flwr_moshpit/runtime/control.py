@@ -23,6 +23,7 @@ from flwr_moshpit.errors import ConfigError, RemoteProtocolError, TransportError
 from flwr_moshpit.protocol.machine import PeerId, Record
 from flwr_moshpit.runtime.certificates import is_signed, load_certificate, named_by, sign
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Identity
+from flwr_moshpit.runtime.whereabouts import host_and_port
 
 SERVICE = "flwr_moshpit.control.Control"
 STOP_KEY = "stop"
@@ -139,11 +140,9 @@ async def ask(identity: Identity, address: str, method: str, request: bytes = b"
 
 def _who_is_at(swarm: str, address: str) -> PeerId:
     """Whom the certificate there names. It is believed only when TLS has checked it, in `ask`."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"address {address!r} must be written as host:port")
+    there_at = host_and_port(address, "address")
     try:
-        pem = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=ANSWER_S)
+        pem = ssl.get_server_certificate(there_at, timeout=ANSWER_S)
     except (OSError, ValueError) as error:
         raise TransportError(f"no peer answers at {address}: {error}") from None
     there, peer = named_by(load_certificate(pem.encode()))

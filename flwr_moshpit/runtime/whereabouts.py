@@ -1,12 +1,33 @@
-"""At which address of this device others reach it: the one from which it reaches them."""
+"""Addresses: how they are written, and at which of this device's others reach it, which is the one
+from which it reaches them."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
 
+from flwr_moshpit.errors import ConfigError
+
 ANYWHERE = ("0.0.0.0", "[::]")
 """Hosts to listen on that are no address to be dialled at."""
+
+
+def host_and_port(address: str, setting: str) -> tuple[str, int]:
+    """Of "host:port", without the brackets around IPv6. Raises ConfigError, which names `setting`,
+    for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"{setting}: an address must be written as HOST:PORT, not {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def why_unreachable(address: str, within_s: float) -> str:
+    """Why nobody takes a connection there; "" if somebody does."""
+    try:
+        socket.create_connection(host_and_port(address, "address"), within_s).close()
+    except (OSError, ConfigError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 def source_towards(addresses: Iterable[str]) -> str | None:

@@ -96,7 +96,7 @@ def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([*peer, "0", *mine], "give --bind HOST:PORT"),
         ([*peer, "0", *mine, "--relayed", "--advertise", "h:1"], "no address that others could"),
         (["status", "127.0.0.1:1"], "give --invitation FILE, or --authority DIR"),
-        (["status", "here", *mine], "must be written as host:port"),
+        (["status", "here", *mine], "must be written as HOST:PORT"),
         (["stop", "127.0.0.1:1", "--authority", "none"], "cannot be read"),
         (["replay", "open"], "is no trace of this version"),
         (["replay", "none"], "cannot be read"),
