@@ -45,7 +45,7 @@ class Moshpit:
     """How long, as a fraction of the median local time, a group waits for a member that says
     nothing. Above 0; a larger one loses less of the stragglers' work, more of everyone's time."""
 
-    part_bytes: int = 1 << 19
+    part_bytes: int = 1 << 20
     """Largest piece of a vector in one message. Smaller pieces overlap better and cost more."""
 
     compression: str = "none"

@@ -44,7 +44,6 @@ from flwr_moshpit.protocol.messages import (
     Waiting,
 )
 from flwr_moshpit.protocol.packing import Packing
-from flwr_moshpit.protocol.parts import Parts
 from flwr_moshpit.protocol.reduction import Reduction
 
 SILENCES_MAX = 3
@@ -94,11 +93,9 @@ class AllReduce:
         vector: Vector,
         alive: Callable[[PeerId], bool],
         now: float,
-        parts: Parts | None = None,
         packing: Packing | None = None,
     ) -> None:
-        """`parts`: empty, of a group that is done: its memory is used again. `packing`: of this
-        vector, where the group sends anything but values."""
+        """`packing`: of this vector, where the group sends anything but values."""
         self.me = me
         self.group = named.group
         self.named = named
@@ -106,7 +103,7 @@ class AllReduce:
         self._alive = alive
         self._first = {member.peer: member for member in named.members}
         self._weights = {member.peer: member.weight for member in named.members}
-        self._reduction = Reduction(me, named, vector, Parts() if parts is None else parts, packing)
+        self._reduction = Reduction(me, named, vector, packing)
         self._promised = named.version
         """The highest ballot that I have answered or named: it never falls."""
         self._stands: Version | None = None
@@ -120,11 +117,6 @@ class AllReduce:
         self._cuts: dict[PeerId, int] = {}
         self._redial_at: float | None = None
         self._progress_at = now
-
-    @property
-    def parts(self) -> Parts:
-        """Empty once this is done."""
-        return self._reduction.parts
 
     @property
     def bytes_sent(self) -> int:
@@ -175,10 +167,7 @@ class AllReduce:
         }
 
     def start(self, now: float) -> list[Effect]:
-        effects = self._take_version(self.named, now)
-        if not self.outcome:
-            self._reduction.expect_parts()
-        return effects
+        return self._take_version(self.named, now)
 
     def handle(self, src: PeerId, message: Message, now: float) -> list[Effect]:
         """A message of this group. Whatever it says, `src` has shown that it lives."""
@@ -199,7 +188,9 @@ class AllReduce:
             case Average():
                 return self._on_average(src, message, now)
             case Ask():
-                return self._reduction.on_ask(src, message)
+                # I have answered for every version before it can be named.
+                known = message.version <= self._promised
+                return self._reduction.on_ask(src, message) if known else [self._waiting(src)]
             case Fetch():
                 return self._on_fetch(src, message)
             case Accuse():
@@ -224,6 +215,9 @@ class AllReduce:
             case Waiting():
                 self._progress_at = now
         return []
+
+    def _waiting(self, src: PeerId) -> Send:
+        return Send(src, Waiting(self.group))
 
     def _may_name(self, src: PeerId | None, ballot: Version) -> bool:
         """Whether `ballot` can be, and is `src`'s own: nobody asks in another's name."""

@@ -37,7 +37,6 @@ from flwr_moshpit.protocol.messages import (
     Query,
 )
 from flwr_moshpit.protocol.packing import Packing
-from flwr_moshpit.protocol.parts import Parts
 from flwr_moshpit.protocol.seat import Seat
 
 EARLY_MAX = 1024
@@ -64,7 +63,6 @@ class Groups:
         """Groups that I can serve no more, and those that I declined: whether I was in it."""
         self._early: list[tuple[GroupId, PeerId, Message]] = []
         self._early_bytes = 0
-        self._spare_parts: list[Parts] = []
         self._packings: dict[tuple[int, ...], Packing] = {}
         """By the axis and the cells of a seat, under one plan."""
         self._packings_plan: PlanId | None = None
@@ -102,7 +100,6 @@ class Groups:
             seat.vector,
             lambda peer: peer not in self._absent,
             now,
-            self._spare_parts.pop() if self._spare_parts else Parts(),
             self._packing(seat, named.compression),
         )
         self._groups[named.group] = seat.allreduce
@@ -226,10 +223,7 @@ class Groups:
 
     def end(self, seat: Seat, view: View) -> list[Effect]:
         """The round of `seat` is over; its group is still served."""
-        if seat.allreduce is None:
-            return []
-        self._spare_parts.append(seat.allreduce.parts)
-        if not seat.averaged or seat.outcome is None:
+        if seat.allreduce is None or not seat.averaged or seat.outcome is None:
             return []
         for peer in seat.outcome.contributors:
             self._left_out.pop(peer, None)

@@ -215,9 +215,10 @@ class Average(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Message):
-    """From a reducer: send me your part at `offset` (again)."""
+    """From a reducer: send me your part at `offset` (again), for a sum begun in `version`."""
 
     group: GroupId
+    version: Version
     offset: int
 
 

@@ -1,12 +1,14 @@
 """One member's pieces in a group: which goes to whom, and what comes back averaged.
 
-What a reducer was sent is kept until the group is done, because a new version sums the same pieces
-over fewer contributors: nothing is sent twice for it, except to the reducers that take over. This
-costs up to one vector of memory at equal shares; the alternative, running sums, costs a second
-round trip of the whole vector when somebody dies late.
+A reducer adds what it is sent to running sums and keeps none of it. A new version goes on with the
+sums in which nobody is whom it leaves out; the others are begun anew, and their parts asked for
+again. Who dies late so costs its group a second sending of the pieces that it was in; to keep all
+parts until the group is done would cost every member a vector of memory in every round.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,19 +16,43 @@ from flwr_moshpit.protocol.group_checks import unusable
 from flwr_moshpit.protocol.machine import Effect, PeerId, Send, Vector
 from flwr_moshpit.protocol.messages import Ask, Average, Fetch, GroupNamed, Part, Version, Waiting
 from flwr_moshpit.protocol.packing import Packing, unpacked
-from flwr_moshpit.protocol.parts import Parts
 
 EARLY_VERSIONS_MAX = 2
 """Versions whose averages are kept before they are named to me: at most a vector of each."""
 
+UNUSED_VECTORS_MAX = 4
+"""Vectors' worth of parts that are kept for versions not named to me yet. What is dropped is
+asked for again."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A piece of mine: its place in `_mean` holds what those in `added` add to it."""
+
+    begun: Version
+    total: float
+    """What it is over: each adds w x / total."""
+    added: dict[PeerId, None] = field(default_factory=dict)
+    is_packed: bool = False
+    """Complete, and changed to what others make of its packed form."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A part or an average that has left."""
+
+    version: Version
+    """Of its reducer's sum, or of the average."""
+    asked: int = 0
+    """How often it was asked for since."""
+
 
 class Reduction:
-    """`vector` (d,) of `me` in the group `named`. `parts` and `packing` as for `AllReduce`."""
+    """`vector` (d,) of `me` in the group `named`. `packing` as for `AllReduce`."""
 
     def __init__(
-        self, me: PeerId, named: GroupNamed, vector: Vector, parts: Parts, packing: Packing | None
+        self, me: PeerId, named: GroupNamed, vector: Vector, packing: Packing | None
     ) -> None:
-        self.parts = parts
         self.bytes_sent = 0
         self.holder: PeerId | None = None
         """Who has finished this version and gives all averages of it."""
@@ -37,13 +63,18 @@ class Reduction:
         self._weights = {member.peer: member.weight for member in named.members}
         self._pieces: dict[int, tuple[int, PeerId]] = {}
         """End and reducer of each piece, by its offset."""
+        self._sums: dict[int, _Sum] = {}
+        """Of the pieces that are mine to reduce, by offset."""
+        self._unused: dict[int, dict[PeerId, Vector]] = {}
+        """Parts of pieces that will be mine in a version of which I have not heard yet."""
+        self._unused_bytes = 0
         self._averages: dict[int, Vector] = {}
         """Pieces of this version's mean: views of `_mean`, unless one piece is all of it."""
         self._mean = self._term = np.empty(0, vector.dtype)
         self._early: dict[Version, dict[int, tuple[PeerId, Average]]] = {}
         self._sent_to: dict[int, PeerId] = {}
-        self._asks: dict[tuple[bool, int, PeerId], int] = {}
-        """How often a part or an average that I have sent was asked for since, by whom."""
+        self._sent: dict[tuple[bool, int, PeerId], _Sent] = {}
+        """Whether it is a part, its offset, to whom."""
         if packing is not None:
             total = sum(self._weights.values())
             packing.begin(named.compression, self._weights.get(me, 0.0), total)
@@ -61,27 +92,44 @@ class Reduction:
         }
         return len(self._pieces) > 0
 
-    def expect_parts(self) -> None:
-        """Make room for what a reducer is sent, and for its sums."""
-        mine = {at: end for at, (end, reducer) in self._pieces.items() if reducer == self._me}
-        if mine:
-            senders = [p for p, weight in self._weights.items() if weight > 0 and p != self._me]
-            self.parts.expect(mine, senders, self._vector.dtype)
-            self._term = np.empty(max(end - at for at, end in mine.items()), self._vector.dtype)
-
     def go(self) -> list[Effect]:
-        """Send what is not with its reducer yet, and average what is here already."""
+        """Send what is not with its reducer yet, and go on with my sums."""
+        before, self._mean = self._mean, np.empty_like(self._vector)
         # A new one for each version: pieces of an earlier one may still be on their way to others.
-        self._mean = np.empty_like(self._vector)
         if self._packing is not None:
             self._packing.begin_version()
         effects: list[Effect] = []
         for offset, (_, reducer) in self._pieces.items():
             if reducer == self._me:
-                effects += self._reduce(offset)
+                effects += self._go_on(offset, before)
             elif self._sent_to.get(offset) != reducer:
-                effects += self._send_part(offset, reducer)
+                effects += self._send_part(offset, reducer, self._named.version)
         return effects
+
+    def _go_on(self, offset: int, before: Vector) -> list[Effect]:
+        """With a sum in `before`, the mean of the version before this one; or begin it."""
+        end, known = self._pieces[offset][0], self._sums.get(offset)
+        if known is not None and self._still_holds(known):
+            self._mean[offset:end] = before[offset:end]
+            return self._finish(offset)
+        self._sums[offset] = _Sum(self._named.version, sum(self._weights.values()))
+        again = Ask(self._named.group, self._named.version, offset)
+        effects: list[Effect] = [
+            Send(peer, again)
+            for peer in (known.added if known is not None else ())
+            if self._weights.get(peer, 0.0) > 0 and peer != self._me
+        ]
+        mine = {self._me: self._vector[offset:end]}
+        for peer, data in (mine | self._unused.pop(offset, {})).items():
+            if self._weights.get(peer, 0.0) > 0:
+                self._add(offset, peer, data)
+        return effects + self._finish(offset)
+
+    def _still_holds(self, known: _Sum) -> bool:
+        """Whether everybody in it still counts, and it is as it was added up: what was packed
+        for others was changed to what they make of it."""
+        all_count = all(self._weights.get(peer, 0.0) > 0 for peer in known.added)
+        return all_count and (self._packing is None or not known.is_packed)
 
     def early_averages(self) -> list[tuple[PeerId, Average]]:
         """What has come for this version before its naming."""
@@ -101,10 +149,9 @@ class Reduction:
 
     def end(self, contributed: bool, averaged: bool) -> None:
         """Give the memory back. Whether `vector` is in the group's result, and I have one."""
-        self.parts.clear()
         if self._packing is not None:
             self._packing.end(contributed, averaged)
-        self._averages = {}
+        self._averages, self._unused = {}, {}
         self._early.clear()
         self._vector = self._mean = self._term = np.empty(0, self._vector.dtype)
 
@@ -132,7 +179,8 @@ class Reduction:
         group, version = self._named.group, self._named.version
         asked: dict[PeerId, list[Effect]] = {}
         for peer, offsets in self.missing_parts().items():
-            asked.setdefault(peer, []).extend(Send(peer, Ask(group, at)) for at in offsets)
+            asks = [Send(peer, Ask(group, self._sums[at].begun, at)) for at in offsets]
+            asked.setdefault(peer, []).extend(asks)
         for peer, offsets in self.missing_averages().items():
             fetches = [Send(peer, Fetch(group, version, offset)) for offset in offsets]
             asked.setdefault(peer, []).extend(fetches)
@@ -140,43 +188,52 @@ class Reduction:
 
     # Parts
 
-    def _send_part(self, offset: int, to: PeerId) -> list[Effect]:
+    def _send_part(self, offset: int, to: PeerId, version: Version) -> list[Effect]:
+        """For the sum that was begun in `version`, or in one before it."""
         if offset not in self._pieces or self._weights.get(self._me, 0.0) <= 0:
             return []
         data = self._vector[offset : self._pieces[offset][0]]
         if self._packing is not None:
             data = self._packing.part(offset, data)
         self._sent_to[offset] = to
-        self.bytes_sent += data.nbytes
-        self._asks.setdefault((True, offset, to), 0)
+        self._leaves(True, offset, to, version, data)
         return [Send(to, Part(self._named.group, offset, data))]
 
     def send_again(self, to: PeerId) -> list[Effect]:
         """Everything that I have sent to `to` in this version: some of it was lost."""
         effects: list[Effect] = []
         for offset in [offset for offset, peer in self._sent_to.items() if peer == to]:
-            effects += self._send_part(offset, to)
+            effects += self._send_part(offset, to, self._named.version)
         for offset, average in self._averages.items():
             if self._pieces[offset][1] == self._me:
                 effects += self._send_average(offset, average, [to])
         return effects
 
     def on_ask(self, src: PeerId, message: Ask) -> list[Effect]:
-        if self._is_under_way(True, message.offset, src):
+        if self._is_under_way(True, message.offset, src, message.version):
             return [Send(src, Waiting(self._named.group))]
-        return self._send_part(message.offset, src)
+        return self._send_part(message.offset, src, message.version)
 
-    def _is_under_way(self, is_part: bool, offset: int, to: PeerId) -> bool:
+    def _leaves(
+        self, is_part: bool, offset: int, to: PeerId, version: Version, data: Vector
+    ) -> None:
+        self.bytes_sent += data.nbytes
+        key = is_part, offset, to
+        if key not in self._sent or self._sent[key].version < version:
+            self._sent[key] = _Sent(version)
+
+    def _is_under_way(self, is_part: bool, offset: int, to: PeerId, version: Version) -> bool:
         """Whether this was sent and is to be waited for, until it is asked for 2, 4, 8 ... times.
 
         What was sent is lost only with its link, of which I hear. That may be slower than anybody
-        knew, so that even the first question came after what it asks for: copies would fill it.
+        knew, so that even the first question came after what it asks for: copies would fill it. A
+        sum that was begun anew in `version` needs what it had.
         """
-        key = is_part, offset, to
-        if key not in self._asks:
+        sent = self._sent.get((is_part, offset, to))
+        if sent is None or sent.version < version:
             return False
-        self._asks[key] = count = self._asks[key] + 1
-        return count == 1 or count & (count - 1) != 0
+        sent.asked += 1
+        return sent.asked == 1 or sent.asked & (sent.asked - 1) != 0
 
     def on_part(self, src: PeerId, part: Part) -> tuple[str, list[Effect]] | None:
         """Why it is unusable, or "", and what follows. None: it is of no piece of this version."""
@@ -189,39 +246,45 @@ class Reduction:
         if reason:
             return reason, []
         assert data is not None
-        self.parts.put(part.offset, src, data)
-        return "", self._reduce(part.offset) if piece[1] == self._me else []
+        if piece[1] != self._me:
+            if self._unused_bytes + data.nbytes <= UNUSED_VECTORS_MAX * self._vector.nbytes:
+                self._unused.setdefault(part.offset, {})[src] = data
+                self._unused_bytes += data.nbytes
+        elif src in self._missing(part.offset):
+            self._add(part.offset, src, data)
+        return "", self._finish(part.offset) if piece[1] == self._me else []
+
+    def _add(self, offset: int, src: PeerId, data: Vector) -> None:
+        known = self._sums[offset]
+        place = self._mean[offset : offset + len(data)]
+        share = place.dtype.type(self._weights[src] / known.total)
+        if not known.added:
+            np.multiply(data, share, out=place)
+        else:
+            if len(self._term) < len(data):
+                self._term = np.empty_like(data)
+            place += np.multiply(data, share, out=self._term[: len(data)])
+        known.added[src] = None
 
     def _missing(self, offset: int) -> list[PeerId]:
-        here = self.parts.of(offset)
-        return [
-            peer
-            for peer, weight in self._weights.items()
-            if weight > 0 and peer != self._me and peer not in here
-        ]
+        added = self._sums[offset].added
+        return [p for p, weight in self._weights.items() if weight > 0 and p not in added]
 
     # Averages
 
-    def _reduce(self, offset: int) -> list[Effect]:
-        """Average a piece of mine once all its parts are here; in group order, for equal bits."""
+    def _finish(self, offset: int) -> list[Effect]:
+        """The mean of a piece of mine, for everybody, once all are in its sum."""
         if offset in self._averages or self._missing(offset):
             return []
-        end = self._pieces[offset][0]
-        parts = self.parts.of(offset)
+        known, average = self._sums[offset], self._mean[offset : self._pieces[offset][0]]
         total = sum(self._weights.values())
-        average, begun = self._mean[offset:end], False
-        if len(self._term) < len(average):
-            self._term = np.empty_like(average)
-        for peer, weight in self._weights.items():
-            if weight > 0:
-                data = self._vector[offset:end] if peer == self._me else parts[peer]
-                share = average.dtype.type(weight / total)
-                out = self._term[: len(average)] if begun else average
-                np.multiply(data, share, out=out)
-                if begun:
-                    average += out
-                begun = True
-        data = average if self._packing is None else self._packing.mean(offset, average)
+        if total != known.total:
+            # Somebody who was not in it yet is left out.
+            average *= average.dtype.type(known.total / total)
+            known.total = total
+        data = average
+        if self._packing is not None:
+            data, known.is_packed = self._packing.mean(offset, average), True
         average.setflags(write=False)
         self._averages[offset] = average
         others = [peer for peer in self._weights if peer != self._me]
@@ -229,9 +292,8 @@ class Reduction:
 
     def _send_average(self, offset: int, data: Vector, to: list[PeerId]) -> list[Effect]:
         message = Average(self._named.group, self._named.version, offset, data)
-        self.bytes_sent += data.nbytes * len(to)
         for peer in to:
-            self._asks.setdefault((False, offset, peer), 0)
+            self._leaves(False, offset, peer, message.version, data)
         return [Send(peer, message) for peer in to]
 
     def on_average(self, src: PeerId, message: Average) -> str | None:
@@ -272,7 +334,7 @@ class Reduction:
             return []
         average = self._averages.get(offset) if result is None else result[offset : piece[0]]
         is_mine = message.version == self._named.version and average is not None
-        if not is_mine or self._is_under_way(False, offset, src):
+        if not is_mine or self._is_under_way(False, offset, src, message.version):
             return [Send(src, Waiting(self._named.group))]
         assert average is not None
         return self._send_average(offset, average, [src])

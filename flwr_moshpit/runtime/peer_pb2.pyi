@@ -410,12 +410,14 @@ class Average(_message.Message):
     def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., offset: _Optional[int] = ..., data: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class Ask(_message.Message):
-    __slots__ = ("group", "offset")
+    __slots__ = ("group", "version", "offset")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     group: GroupId
+    version: Version
     offset: int
-    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[GroupId, _Mapping]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("group", "version", "offset")

@@ -108,7 +108,7 @@ class Limits:
 
     dim: int
     """Elements of the model: no array is longer."""
-    chunk_bytes: int = 1 << 19
+    chunk_bytes: int = 1 << 20
     """Most array data in one frame."""
     envelope_bytes: int = 1 << 18
     """Most of everything else in one message."""

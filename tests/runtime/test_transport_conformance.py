@@ -24,7 +24,7 @@ REAL_ONLY = pytest.mark.parametrize("kind", REAL)
 
 
 def ask(number: int) -> Message:
-    return messages.Ask(GROUP, number)
+    return messages.Ask(GROUP, messages.Version(0, 0), number)
 
 
 def part(number: int, size: int) -> messages.Part:
