@@ -153,6 +153,7 @@ def _add_peer(commands: Any) -> None:
     add("--contact", action="append", metavar="PEER=HOST:PORT", help="whom to call first; repeat")
     add("--gather", type=int, metavar="N", help="begin when N peers are there, or after 30 s (2)")
     _add_training(add)
+    add("--profile", type=Path, metavar="FILE", help="of this device, by `probe`: settings follow")
     add("--state", type=Path, metavar="DIR", help="checkpoints, to go on from after a restart")
     add("--trace", type=Path, metavar="FILE", help="record all, for `replay`")
     add("--out", type=Path, metavar="DIR", help="write events.jsonl and the model there")
@@ -241,6 +242,7 @@ def _peer(arguments: argparse.Namespace) -> int:
         place=place,
         config=given.pop("config", None),
         gather_peers=given.pop("gather", 2),
+        profile=given.pop("profile", None),
         flags=_settings_of(given),
     )
     return EXIT_INTERRUPTED if interrupted else 0

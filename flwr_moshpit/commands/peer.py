@@ -19,6 +19,7 @@ from flwr_moshpit.commands.swarm import swarm_settings
 from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
+from flwr_moshpit.flower.profile import suited, trainer_threads
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
 from flwr_moshpit.observe.swarm_results import EVENTS, MODEL, named_arrays
@@ -33,6 +34,7 @@ from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
 from flwr_moshpit.runtime.whereabouts import ANYWHERE
 from flwr_moshpit.settings import read_toml
+from flwr_moshpit.simulation.device import own_device
 
 LINGER_S = 10.0
 """How long a peer that has done its rounds goes on serving those who have not."""
@@ -63,9 +65,11 @@ def peer(
     flags: Mapping[str, Any],
     config: Path | None = None,
     gather_peers: int = 2,
+    profile: Path | None = None,
 ) -> bool:
     """Run the peer that holds `invitation`, on the data of `client`, until its rounds are done, the
-    authority stops the swarm, or a signal comes; whether a signal came.
+    authority stops the swarm, or a signal comes; whether a signal came. `profile`: of this device,
+    as `probe` has written it; what follows from it is said.
 
     Rounds without number by default. Raises ConfigError for what is wrong from the start,
     TrainerError where the app cannot be loaded, and TransportError when it cannot listen.
@@ -87,14 +91,18 @@ def peer(
             "bind: give --bind HOST:PORT with an address of this device that others reach, or "
             "--advertise HOST:PORT with it: there is no contact to find out with"
         )
+    device = None if profile is None else own_device(profile)
+    if device is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(trainer_threads()))
     task = Task(
-        make_app_trainer(app, settings.app),
+        make_app_trainer(app, settings.app, device=device),
         client,
         settings.peers,
         # Two lives of one peer shall not draw the same batches.
         seed=(settings.seed, client, time.time_ns()),
         initial_seed=settings.seed,
         dtype=settings.dtype,
+        tells_cost=device is not None,
     )
     schedule = Schedule(
         start=Start(until_round=rounds),
@@ -120,7 +128,12 @@ def peer(
     compute = ProcessCompute(task)
     try:
         # Before there is an event loop, so that Ctrl-C ends it at once.
-        running = asyncio.run(_run(peer_settings, compute, compute.start(), place.out))
+        offer = compute.start()
+        if device is not None:
+            given = {**app.config, **file, **flags}
+            peer_settings, remarks = suited(peer_settings, given, device, offer)
+            notice(*remarks)
+        running = asyncio.run(_run(peer_settings, compute, offer, place.out))
     finally:
         compute.close()
     driver = running.driver

@@ -77,6 +77,10 @@ def probe(
             "and back"
         )
     console.print(f"{out}: flwr-moshpit simulate watch --fleet {name} --catalogue {out}")
+    console.print(
+        f"to set a peer of this device by it: flwr-moshpit peer --profile {out}, or on a SuperNode "
+        f"--node-config 'device-profile=\"{out.resolve()}\"'"
+    )
     return out
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import App, load_app
 from flwr_moshpit.runtime.compute import MakeTrainer
+from flwr_moshpit.simulation.advice import BATCH_KEY, TRIAL_BATCH, batch_for, leaves_batch_open
+from flwr_moshpit.simulation.device import DeviceProfile
 from flwr_moshpit.trainer import Trainer
 
 
@@ -19,23 +21,37 @@ def make_app_trainer(
     *,
     flower: bool | None = None,
     node_config: Mapping[str, Any] | None = None,
+    device: DeviceProfile | None = None,
 ) -> MakeTrainer:
     """A picklable function without arguments that makes a trainer of `app`.
 
     `flower`: whether the ClientApp trains; None where Flower is installed. Otherwise it is a
     `TorchTrainer` of what the app's `task.py` offers; see `torch_trainer_of`. `node_config` is the
-    SuperNode's, for the ClientApp.
+    SuperNode's, for the ClientApp. `device`: the profile from which the batch size follows where
+    the config leaves it open; see `OwnDevice`.
     """
-    return partial(_make, str(app.path), dict(config), flower, dict(node_config or {}))
+    return partial(_make, str(app.path), dict(config), flower, dict(node_config or {}), device)
 
 
 def _make(
-    path: str, config: dict[str, Any], flower: bool | None, node_config: dict[str, Any]
+    path: str,
+    config: dict[str, Any],
+    flower: bool | None,
+    node_config: dict[str, Any],
+    device: DeviceProfile | None,
 ) -> Trainer:
     app = load_app(path)
     if flower is None:
         flower = importlib.util.find_spec("flwr") is not None
-    return app.trainer(config, node_config=node_config) if flower else torch_trainer_of(app, config)
+    if not flower:
+        # Its loader has the app's batch size, which nobody else can set.
+        return torch_trainer_of(app, config)
+    if device is not None and leaves_batch_open(config):
+        trial = app.trainer({**config, BATCH_KEY: TRIAL_BATCH}, node_config=node_config)
+        trial.prepare(1)
+        model_bytes = trial.layout.dim * trial.layout.dtype.itemsize
+        config = {**config, BATCH_KEY: batch_for(device, trial.cost(), model_bytes)}
+    return app.trainer(config, node_config=node_config)
 
 
 def torch_trainer_of(app: App, config: Mapping[str, Any]) -> Trainer:

@@ -339,6 +339,8 @@ class Crew:
                     member.waits_s.append(float(report["wait_s"]))
             case "training_failed":
                 log().error("%s: training failed: %s", member.name, _in_short(report["error"]))
+            case "derived":
+                log().info("%s: %s", member.name, report["what"])
             case "peer" if report["status"] == "dead":
                 log().info("%s has lost sight of %s", member.name, report["peer"])
 

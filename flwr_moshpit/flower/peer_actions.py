@@ -35,7 +35,9 @@ from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.compat import CLIENT_APP_RAISED, register
 from flwr_moshpit.flower.messages import array_record
 from flwr_moshpit.flower.peer_folder import PeerFolder
+from flwr_moshpit.flower.profile import PROFILE_KEY, trainer_threads
 from flwr_moshpit.runtime.whereabouts import why_unreachable
+from flwr_moshpit.simulation.device import own_device
 
 LISTENING_S = 60.0
 """How long a peer process may take to listen; a loaded Jetson imports torch for half of that."""
@@ -108,6 +110,9 @@ def _join(app_folder: Path, asked: dict[str, Any], context: Context) -> Answer:
     relayed = bool(context.node_config.get("peer-relayed", False))
     if relayed and "peer-address" in context.node_config:
         raise ConfigError("peer-address: a peer that is relayed has none that others could dial")
+    if PROFILE_KEY in context.node_config:
+        # Said to whoever runs the SuperNode before there is a process that could not train.
+        own_device(Path(str(context.node_config[PROFILE_KEY])))
     if folder.pid() is None and not end.get("finished"):
         folder.remove("peer", "end")
         here = "127.0.0.1:0" if relayed else f"{_own_host()}:0"
@@ -161,7 +166,7 @@ def _spawn(folder: PeerFolder, python: str) -> subprocess.Popen[bytes]:
                 [python, "-m", "flwr_moshpit.flower.peer_process", str(folder.path)],
                 cwd=folder.path,
                 # One processor is left to answer others; whoever sets it knows better.
-                env={"OMP_NUM_THREADS": str(max(1, _num_processors() - 1)), **os.environ},
+                env={"OMP_NUM_THREADS": str(trainer_threads()), **os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -169,13 +174,6 @@ def _spawn(folder: PeerFolder, python: str) -> subprocess.Popen[bytes]:
             )
         except OSError as error:
             raise ConfigError(f"peer-python: cannot run {python}: {error.strerror}") from error
-
-
-def _num_processors() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _wait_until_listening(folder: PeerFolder, process: subprocess.Popen[bytes]) -> None:

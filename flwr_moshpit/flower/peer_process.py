@@ -24,6 +24,7 @@ from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.flower.peer_folder import PeerFolder
+from flwr_moshpit.flower.profile import PROFILE_KEY, suited
 from flwr_moshpit.flower.settings import budget_s, flower_settings
 from flwr_moshpit.observe.json_lines import json_line
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
@@ -35,6 +36,7 @@ from flwr_moshpit.runtime.memory import share_one_heap
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.private_files import write_private
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
+from flwr_moshpit.simulation.device import own_device
 
 JOINED_S = 900.0
 """How long a peer that has joined waits for its certificate."""
@@ -135,9 +137,12 @@ def _run(
         start["certificate"].encode(),
         start["authority"].encode(),
     )
+    profile = joined["node-config"].get(PROFILE_KEY)
+    device = None if profile is None else own_device(Path(str(profile)))
+    config = joined["run-config"]
     task = Task(
         make_app_trainer(
-            load_app(joined["app"]), joined["run-config"], node_config=joined["node-config"]
+            load_app(joined["app"]), config, node_config=joined["node-config"], device=device
         ),
         client,
         num_clients,
@@ -145,6 +150,7 @@ def _run(
         seed=(settings.seed, client, time.time_ns()),
         initial_seed=settings.seed,
         dtype=settings.dtype,
+        tells_cost=device is not None,
     )
     schedule = Schedule(
         start=Start(until_round=settings.rounds),
@@ -171,8 +177,13 @@ def _run(
                 f"the model of {joined['peer']} has other arrays than the ServerApp's: is it the "
                 "same app, with the same settings?"
             )
-        peer = Peer(peer_settings, compute, offer, observers=[_Events(folder)])
-        asyncio.run(_drive(folder, peer, budget_s(joined["run-config"])))
+        events = _Events(folder)
+        if device is not None:
+            peer_settings, remarks = suited(peer_settings, config, device, offer)
+            for remark in remarks:
+                events(0.0, identity.peer, Report("derived", {"what": remark}))
+        peer = Peer(peer_settings, compute, offer, observers=[events])
+        asyncio.run(_drive(folder, peer, budget_s(config)))
     finally:
         compute.close()
 

@@ -30,7 +30,7 @@ from flwr_moshpit.protocol.machine import (
     Trained,
     Vector,
 )
-from flwr_moshpit.trainer import Trainer
+from flwr_moshpit.trainer import Cost, Trainer
 
 MakeTrainer: TypeAlias = Callable[[], Trainer]
 """Makes the trainer, where it will be used. For a process of its own it has to be picklable, such
@@ -47,6 +47,8 @@ class Offer:
     """Of its layout: peers with another one cannot average with this one."""
     params: Vector
     """(d,), the common initial model."""
+    cost: Cost | None = None
+    """Of training, where the task asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Task:
     """Of the initial model: the same for all peers."""
     dtype: str | None = None
     """float32, float64, or None for the trainer's own."""
+    tells_cost: bool = False
+    """Whether the trainer is to find out what training costs, which may take it a step of it."""
 
     def job_seed(self, number: int) -> int:
         """The seed of the `number`-th job, 0 <= seed < 2^31."""
@@ -75,7 +79,8 @@ class Task:
         trainer.prepare(self.num_clients, self.dtype)
         params = trainer.initial_params(self.initial_seed)
         params.setflags(write=False)
-        return Offer(trainer.layout.schema, params)
+        cost = trainer.cost() if self.tells_cost else None
+        return Offer(trainer.layout.schema, params, cost)
 
 
 class Compute(Protocol):

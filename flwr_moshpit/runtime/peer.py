@@ -58,6 +58,10 @@ class PeerSettings:
     dialable: bool = True
     """Whether others can dial this peer. If not it is reached through another, and reduces
     nothing; `advertised` is of no use then."""
+    speed: float = 1.0
+    """As in `PeerInfo`, and so are the next two, until they are measured."""
+    uplink_bytes_per_s: float | None = None
+    downlink_bytes_per_s: float | None = None
     schedule: Schedule = field(default_factory=Schedule)
     seed: int = 0
     state: Path | None = None
@@ -226,7 +230,14 @@ class Peer:
             self._on_address(address)
         settings = self._settings
         rng = np.random.default_rng([settings.seed, settings.task.client, self.incarnation])
-        info = PeerInfo(settings.identity.peer, self.incarnation, dialable=settings.dialable)
+        info = PeerInfo(
+            settings.identity.peer,
+            self.incarnation,
+            settings.speed,
+            settings.uplink_bytes_per_s,
+            settings.downlink_bytes_per_s,
+            settings.dialable,
+        )
         return Membership(info, address, self._contacts, rng)
 
     def _make(self, info: PeerInfo, view: View) -> Buildable:

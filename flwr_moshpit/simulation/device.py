@@ -84,6 +84,20 @@ def load_catalogue(*paths: str | Path) -> Catalogue:
     return _build([_builtin_tables(), *(_read(Path(path)) for path in paths)])
 
 
+def own_device(path: Path) -> DeviceProfile:
+    """The device that the file `path` is the profile of, as `flwr-moshpit probe` writes it.
+
+    Raises ConfigError for a file that holds no device or several, and as `load_catalogue` does.
+    """
+    names = list(_read(path).section("device"))
+    if len(names) != 1:
+        raise ConfigError(
+            f"the profile {path} must hold one device, not {len(names)}: `flwr-moshpit probe "
+            "--out FILE` writes one"
+        )
+    return load_catalogue(path).device(names[0])
+
+
 @functools.cache
 def builtin_catalogue() -> Catalogue:
     """The devices and links that the package brings."""

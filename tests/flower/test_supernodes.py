@@ -32,19 +32,35 @@ from tests.flower.swarms import (
 pytestmark = pytest.mark.slow
 
 QUICK = "min-supernodes=3 log-every-s=5"
+PROFILE = """
+[device.mine]
+fp32_tflops = 5
+mfu = 0.1
+memory_gb = 4
+memory_gb_per_s = 10
+power_w = 15
+idle_w = 5
+link = "gigabit"
+sources = "probe"
+unverified = []
+"""
 
 
 @pytest.mark.parametrize("algorithm", ["moshpit", "rfast"])
 def test_peers_train_and_their_model_comes_back(
     deployment: Deployment, tmp_path: Path, algorithm: str
 ) -> None:
+    profile = tmp_path / "device.toml"
+    profile.write_text(PROFILE)
     for number in range(3):
-        deployment.start_supernode(number, of=3)
+        own = f'device-profile="{profile}"' if number == 0 else ""
+        deployment.start_supernode(number, of=3, node_config=own)
     out = tmp_path / "out"
     rounds = 30 if algorithm == "moshpit" else 300
     config = f"{QUICK} rounds={rounds} algorithm='{algorithm}' out='{out}'"
     said = deployment.run(load_app("digits").path, config)
     assert re.search(r"swarm digits-\w+: 3 peers begin", said), said
+    assert "client-0: speed = 2.5, by which it finds its place" in said
     summary = json.loads((out / "summary.json").read_text())
     assert summary["alive"] == 3
     assert summary["accuracy"] > 0.8
