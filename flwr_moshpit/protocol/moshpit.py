@@ -104,7 +104,10 @@ from flwr_moshpit.protocol.seat import Seat, round_values
 from flwr_moshpit.protocol.state_transfer import Donor, Joiner, denial
 
 GUESS_S = 0.1
-"""Least guess of how long a training still takes that has taken longer than ever before."""
+"""Least guess of how long a first training still takes."""
+
+LATE_S = 0.03
+"""Least guess of how long a training still takes that takes longer than the last one."""
 
 SKIPPED_MAX = 8
 """So many rounds a peer leaves out at one leader's word, which may be wrong; then it asks again."""
@@ -166,6 +169,9 @@ class MoshpitPeer:
         self._skip_training = False
         self._num_examples = 0
         self._local_s = config.local_s or 0.0
+        """How long my local steps take; 0 while that is not known."""
+        self._took_s = 0.0
+        """How long the last ones took, the first ones too, which had to load data and code."""
         self._until: int | None = 0
         self._sweep = False
         self._has_finished = False
@@ -434,7 +440,9 @@ class MoshpitPeer:
         if not isinstance(event.result, Trained):
             raise LocalProtocolError(f"LocalSteps was answered by {type(event.result).__name__}")
         self._training = None
-        self._local_s = now - training.began_at
+        self._took_s = now - training.began_at
+        if training.job_id > 1:
+            self._local_s = self._took_s
         result = event.result
         reason = unusable(result.params, len(training.base), training.base.dtype, 1.0)
         if reason:
@@ -508,7 +516,8 @@ class MoshpitPeer:
         schema, life = self._schema, self._incarnation
         # A sweep is to be exact.
         seat.compression = asked = "none" if sweep else self.config.compression
-        return Arrive(seat.key, seat.weight, dim, schema, life, sweep, self._local_s, asked)
+        local_s = self._local_s or self._took_s
+        return Arrive(seat.key, seat.weight, dim, schema, life, sweep, local_s, asked)
 
     def _check_round(self, now: float) -> list[Effect]:
         return self._end_round(now) if all(seat.check() for seat in self._seats) else []
@@ -518,7 +527,7 @@ class MoshpitPeer:
             "round": self.round,
             "trained": self._trains_in(self.round),
             "examples": self._num_examples,
-            "local_s": self._local_s if self._num_examples else 0.0,
+            "local_s": self._took_s if self._num_examples else 0.0,
             **round_values(self._seats, now, self._met_at),
         }
         effects: list[Effect] = [Report("round", values)]
@@ -676,11 +685,13 @@ class MoshpitPeer:
         if training is None:
             return self._local_s + self._rendezvous.group_s
         passed_s = now - training.began_at
-        left_s = self._local_s - passed_s
-        if left_s <= 0:
-            # Later than ever before, or the first time: as long again as half of what it took.
-            left_s = max(passed_s / 2, GUESS_S)
-            training.slip_at = now + left_s
+        late_s = passed_s - self._local_s
+        if late_s < 0:
+            return -late_s
+        # Half as late again as it is already: a guess of half of all that it took would make of
+        # everybody who is late by a twentieth a straggler, whom nobody waits for.
+        left_s = max(late_s / 2, LATE_S if self._local_s > 0 else GUESS_S)
+        training.slip_at = now + left_s
         return left_s
 
     def _on_group_named(self, src: PeerId, named: GroupNamed, now: float) -> list[Effect]:
