@@ -25,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from flwr_moshpit.protocol.group_checks import COUNTER_MAX, objection
+from flwr_moshpit.protocol.doubts import CERTAIN, REDIAL_S, Doubts
+from flwr_moshpit.protocol.group_checks import descends, may_name
 from flwr_moshpit.protocol.machine import Effect, Message, PeerId, Report, Send, Vector, refused
 from flwr_moshpit.protocol.messages import (
     Accuse,
@@ -35,33 +36,15 @@ from flwr_moshpit.protocol.messages import (
     Fetch,
     Gone,
     GroupNamed,
-    Member,
     Part,
     Query,
-    Share,
     Stands,
     Version,
     Waiting,
 )
 from flwr_moshpit.protocol.packing import Packing
+from flwr_moshpit.protocol.partition import reassigned
 from flwr_moshpit.protocol.reduction import Reduction
-
-SILENCES_MAX = 3
-"""Unanswered questions after which a member counts as lost even if the membership sees it live."""
-
-QUESTIONS_MAX = 64
-"""Questions after which a member that has given nothing meanwhile counts as lost, even if each time
-it asks for patience."""
-
-CERTAIN = ("dead", "cut off", "silent", "gone", "unusable")
-"""Reasons for a loss after which the peer is not asked whether it has finished. One that cannot be
-reached, or is accused, may live and may have finished: it is asked again before that. One that sent
-me what cannot be averaged would only send it again."""
-
-REDIAL_S = 0.1
-CUTS_MAX = 3
-"""A peer that cannot be reached is asked so often, with so much time between, before a version is
-named without it: a connection that breaks is back by then, a process that died is not."""
 
 NOTHING = "nobody has anything to average"
 
@@ -109,12 +92,8 @@ class AllReduce:
         self._stands: Version | None = None
         """A version that somebody finished: I may finish it whatever I have promised."""
         self._ballot: dict[PeerId, bool] | None = None
-        self._lost: dict[PeerId, str] = {}
-        self._silences: dict[PeerId, int] = {}
-        self._questions: dict[PeerId, int] = {}
-        self._retried: dict[PeerId, None] = {}
+        self._doubts = Doubts()
         self._shown: dict[PeerId, None] = {}
-        self._cuts: dict[PeerId, int] = {}
         self._redial_at: float | None = None
         self._progress_at = now
 
@@ -131,8 +110,7 @@ class AllReduce:
     @property
     def _stalled_at(self) -> float:
         """Answers wait behind what was sent before: each time that none comes, twice as long."""
-        silences = max(self._silences.values(), default=0)
-        return self._progress_at + self.named.stall_s * 2.0**silences
+        return self._progress_at + self.named.stall_s * 2.0**self._doubts.longest_silence
 
     @property
     def left_out(self) -> dict[PeerId, int]:
@@ -175,7 +153,7 @@ class AllReduce:
         if src not in self._weights and not isinstance(message, outsiders):
             return []
         if isinstance(message, Part | Average | Answer | Waiting | Stands | GroupNamed):
-            self._silences.pop(src, None)
+            self._doubts.said(src)
         if self.outcome and self.outcome.average is None:
             # I sit this group out, with what I have.
             asks = isinstance(message, Accuse | Answer | Ask | Fetch | Query)
@@ -197,19 +175,20 @@ class AllReduce:
                 if message.peer != self.me and src in self._weights:
                     return self._lose(message.peer, f"accused: {message.reason}", now)
             case Query():
-                if self._may_name(src, message.ballot):
+                if may_name(src, message.ballot, self.named.ranks):
                     return self._on_query(src, message)
             case Answer():
-                if self._may_name(None, message.ballot):
+                if may_name(None, message.ballot, self.named.ranks):
                     return self._on_answer(src, message, now)
             case GroupNamed():
-                if not self._descends(message):
+                if not descends(message, self.named, self._first):
                     return [refused(src, "group", "forged")]
                 if message.version > self.named.version and message.version >= self._promised:
                     return self._take_version(message, now)
             case Stands():
                 holders = [member.peer for member in message.named.members]
-                if not self._descends(message.named) or message.holder not in holders:
+                known = descends(message.named, self.named, self._first)
+                if not known or message.holder not in holders:
                     return [refused(src, "stands", "forged")]
                 return self._on_stands(message, now)
             case Waiting():
@@ -218,22 +197,6 @@ class AllReduce:
 
     def _waiting(self, src: PeerId) -> Send:
         return Send(src, Waiting(self.group))
-
-    def _may_name(self, src: PeerId | None, ballot: Version) -> bool:
-        """Whether `ballot` can be, and is `src`'s own: nobody asks in another's name."""
-        ranks = self.named.ranks
-        possible = 0 <= ballot.rank < len(ranks) and 0 <= ballot.counter < COUNTER_MAX
-        return possible and src in (None, ranks[ballot.rank])
-
-    def _descends(self, named: GroupNamed) -> bool:
-        """Whether `named` can be a version of this group: fewer members, everything else alike."""
-        mine = self.named
-        same = replace(named, version=mine.version, members=mine.members, shares=mine.shares)
-        return (
-            same == mine
-            and objection(named, mine.dim) is None
-            and all(self._first.get(member.peer) == member for member in named.members)
-        )
 
     def on_timer(self, now: float) -> list[Effect]:
         """Ask again for what has not come; who never answers is lost."""
@@ -251,23 +214,21 @@ class AllReduce:
             # The namer says nothing: its message or my answer may have been lost.
             answer = Answer(self.group, self._promised)
             asked[self._ballots_namer] = [Send(self._ballots_namer, answer)]
-        elif self._is_frozen or any(peer in self._lost for peer in self._weights):
+        elif self._is_frozen or any(peer in self._doubts.lost for peer in self._weights):
             if self._namer() == self.me:
                 return self._ask_the_living(now)
             asked[self._namer()] = [
                 Send(self._namer(), Accuse(self.group, peer, why))
-                for peer, why in self._lost.items()
+                for peer, why in self._doubts.lost.items()
             ]
         else:
             asked = self._reduction.questions()
         effects: list[Effect] = []
         for peer, questions in asked.items():
-            self._silences[peer] = self._silences.get(peer, 0) + 1
-            self._questions[peer] = self._questions.get(peer, 0) + 1
-            if self._silences[peer] > SILENCES_MAX or self._questions[peer] > QUESTIONS_MAX:
-                effects += self._lose(peer, "silent", now)
-            else:
+            if self._doubts.may_ask(peer):
                 effects += questions
+            else:
+                effects += self._lose(peer, "silent", now)
         return effects
 
     def on_lost(self, peer: PeerId, now: float) -> list[Effect]:
@@ -284,14 +245,12 @@ class AllReduce:
         if self._ballot is not None:
             if self._ballot.get(peer, True):
                 return []
-            self._cuts[peer] = self._cuts.get(peer, 0) + 1
-            if self._cuts[peer] >= CUTS_MAX:
+            if not self._doubts.may_redial(peer):
                 return self._lose(peer, "cut off", now)
             self._redial_at = now + REDIAL_S
             return []
-        if peer in self._retried or not self._alive(peer):
+        if not self._doubts.may_retry(peer) or not self._alive(peer):
             return self._lose(peer, "unreachable", now)
-        self._retried[peer] = None
         # Should it be dead, this is lost too, and says so.
         again = self._reduction.send_again(peer)
         return again + self._reduction.questions().get(peer, [])
@@ -326,7 +285,7 @@ class AllReduce:
 
     def _is_lost(self, peer: PeerId) -> bool:
         mine = peer == self.me and self._ballot is None
-        return mine or peer in self._lost or not self._alive(peer)
+        return mine or peer in self._doubts.lost or not self._alive(peer)
 
     # Averaging
 
@@ -335,7 +294,7 @@ class AllReduce:
         self._promised = max(self._promised, named.version)
         self._weights = {member.peer: member.weight for member in named.members}
         self._ballot = None
-        self._silences.clear()
+        self._doubts.begin_version()
         self._progress_at = now
         if self.outcome:
             return []
@@ -349,8 +308,8 @@ class AllReduce:
         for src, message in self._reduction.early_averages():
             effects += self._on_average(src, message, now)
         for peer in [] if stands else list(self._weights):
-            if peer in self._lost or (peer != self.me and not self._alive(peer)):
-                effects += self._lose(peer, self._lost.pop(peer, "dead"), now)
+            if peer in self._doubts.lost or (peer != self.me and not self._alive(peer)):
+                effects += self._lose(peer, self._doubts.lost.pop(peer, "dead"), now)
         self._check_done()
         return effects
 
@@ -372,7 +331,7 @@ class AllReduce:
 
     def _gave(self, src: PeerId, now: float) -> None:
         self._progress_at = now
-        self._questions.pop(src, None)
+        self._doubts.gave(src)
 
     def _on_average(self, src: PeerId, message: Average, now: float) -> list[Effect]:
         reason = None if self.outcome else self._reduction.on_average(src, message)
@@ -421,9 +380,8 @@ class AllReduce:
         outsider = peer not in self._weights and peer != self._ballots_namer
         if self.outcome or outsider or peer == self.me:
             return []
-        known = peer in self._lost
-        if not known or reason in CERTAIN:
-            self._lost[peer] = reason
+        known = peer in self._doubts.lost
+        self._doubts.lose(peer, reason)
         if self._ballot is not None:
             if not self._can_answer(peer):
                 self._ballot.pop(peer, None)
@@ -437,19 +395,19 @@ class AllReduce:
         # namer that is new hears the old cases too.
         return [
             Send(namer, Accuse(self.group, lost, why))
-            for lost, why in self._lost.items()
+            for lost, why in self._doubts.lost.items()
             if lost == peer or reason in CERTAIN
         ]
 
     def _namer(self) -> PeerId:
         for peer in self.named.ranks:
-            if peer in self._weights and peer not in self._lost:
+            if peer in self._weights and peer not in self._doubts.lost:
                 return peer
         return self.me
 
     def _can_answer(self, peer: PeerId) -> bool:
         """A member that was accused may live, and may have finished: it is asked as well."""
-        return self._alive(peer) and self._lost.get(peer) not in CERTAIN
+        return self._alive(peer) and self._doubts.lost.get(peer) not in CERTAIN
 
     def _ask_the_living(self, now: float) -> list[Effect]:
         rank = self.named.ranks.index(self.me)
@@ -494,14 +452,14 @@ class AllReduce:
         if self._ballot is None or not all(self._ballot.values()):
             return []
         told = list(self._ballot)
-        members = tuple(m for m in self.named.members if m.peer not in self._lost)
+        members = tuple(m for m in self.named.members if m.peer not in self._doubts.lost)
         named = replace(
             self.named,
             version=self._promised,
             members=members,
-            shares=self._reassigned(members),
+            shares=reassigned(self.named.shares, members),
         )
-        lost = {peer: why for peer, why in self._lost.items() if peer in self._weights}
+        lost = {p: why for p, why in self._doubts.lost.items() if p in self._weights}
         effects: list[Effect] = [
             Report(
                 "group_version",
@@ -516,27 +474,11 @@ class AllReduce:
         effects += [Send(peer, named) for peer in told]
         return effects + self._take_version(named, now)
 
-    def _reassigned(self, members: tuple[Member, ...]) -> tuple[Share, ...]:
-        """The lost reducers' shares go to the members that reduce least, whole."""
-        load = {member.peer: 0 for member in members}
-        for share in self.named.shares:
-            if share.reducer in load:
-                load[share.reducer] += share.end - share.begin
-        reducers = [peer for peer in load if load[peer] > 0] or list(load)
-        shares = []
-        for share in self.named.shares:
-            reducer = share.reducer
-            if reducer not in load:
-                reducer = min(reducers, key=lambda peer: load[peer])
-                load[reducer] += share.end - share.begin
-            shares.append(Share(share.begin, share.end, reducer))
-        return tuple(shares) if any(member.weight > 0 for member in members) else ()
-
     def _on_stands(self, message: Stands, now: float) -> list[Effect]:
         """Somebody finished `message.named`: take it up even if I promised not to finish it."""
         if self.outcome or message.named.version < self._version:
             return []
-        if self._lost.get(message.holder) == "unusable":
+        if self._doubts.lost.get(message.holder) == "unusable":
             return []
         effects: list[Effect] = []
         if self._ballot is not None:

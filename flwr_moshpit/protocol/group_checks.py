@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from flwr_moshpit.compression import CODECS
-from flwr_moshpit.protocol.messages import GroupNamed
+from flwr_moshpit.protocol.machine import PeerId
+from flwr_moshpit.protocol.messages import GroupNamed, Member, Version
 
 COUNTER_MAX = 1 << 20
 """No group has more versions than this."""
@@ -41,6 +44,23 @@ def objection(named: GroupNamed, dim: int) -> str | None:
     if named.compression not in CODECS:
         return "unknown compression"
     return None if 0.01 <= named.stall_s <= 1e6 else "impossible time"
+
+
+def may_name(src: PeerId | None, ballot: Version, ranks: Sequence[PeerId]) -> bool:
+    """Whether `ballot` can be, and is `src`'s own: nobody asks in another's name."""
+    possible = 0 <= ballot.rank < len(ranks) and 0 <= ballot.counter < COUNTER_MAX
+    return possible and src in (None, ranks[ballot.rank])
+
+
+def descends(named: GroupNamed, known: GroupNamed, first: Mapping[PeerId, Member]) -> bool:
+    """Whether `named` can be a version of the group `known`, which began with the members `first`:
+    fewer members, everything else alike."""
+    same = replace(named, version=known.version, members=known.members, shares=known.shares)
+    return (
+        same == known
+        and objection(named, known.dim) is None
+        and all(first.get(member.peer) == member for member in named.members)
+    )
 
 
 def unusable(data: object, size: int, dtype: np.dtype[Any], weight: float) -> str | None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flwr_moshpit.protocol.messages import Member, Share
+
 
 def shares(
     dim: int,
@@ -45,6 +47,24 @@ def shares(
     for index in by_remainder[: dim - sum(counts)]:
         counts[index] += 1
     return counts
+
+
+def reassigned(shares: Sequence[Share], members: Sequence[Member]) -> tuple[Share, ...]:
+    """What is left of `shares` among `members`: those of others go to the members that reduce
+    least, whole. Empty where no member has anything to average."""
+    load = {member.peer: 0 for member in members}
+    for share in shares:
+        if share.reducer in load:
+            load[share.reducer] += share.end - share.begin
+    reducers = [peer for peer in load if load[peer] > 0] or list(load)
+    taken_over = []
+    for share in shares:
+        reducer = share.reducer
+        if reducer not in load:
+            reducer = min(reducers, key=lambda peer: load[peer])
+            load[reducer] += share.end - share.begin
+        taken_over.append(Share(share.begin, share.end, reducer))
+    return tuple(taken_over) if any(member.weight > 0 for member in members) else ()
 
 
 def _fractions(bandwidths: Sequence[float | None], can_reduce: Sequence[bool]) -> list[float]:
