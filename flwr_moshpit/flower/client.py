@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.actions import is_serverless
 from flwr_moshpit.flower.app import App, RunConfig
 from flwr_moshpit.flower.calls import InProcessApp, Meter, new_meter
-from flwr_moshpit.flower.initial import InitialModel, find_initial
-from flwr_moshpit.flower.messages import Reply, array_record, common_names, mean_of
+from flwr_moshpit.flower.clients import Clients
+from flwr_moshpit.flower.initial import InitialModel
+from flwr_moshpit.flower.messages import array_record, common_names, mean_of
 from flwr_moshpit.flower.requests import (
     Carrier,
     Epochs,
-    Request,
     Talk,
     gradient_of,
     hold,
@@ -46,15 +45,6 @@ EvaluateFn = Callable[[int, ArrayRecord], Any]
 """As for Flower's `strategy.start(evaluate_fn=...)`: (server_round, arrays) -> MetricRecord."""
 
 _CLIENTS_EVALUATED = 10
-
-
-@dataclass(slots=True)
-class _Client:
-    """What a client keeps between two calls."""
-
-    kept: dict[str, Any]
-    num_calls: int = 0
-    num_steps: int = 0
 
 
 class FlowerTrainer:
@@ -122,24 +112,15 @@ class FlowerTrainer:
         self._calls = InProcessApp(app, run_config or {}, node_config)
         self._carrier: Carrier = self._calls
         self._run_config = self._calls.run_config
-        self._initial = initial
         self._evaluate_fn = evaluate
         given = [exclude] if isinstance(exclude, str) else list(exclude)
         listed = str(self._run_config.get("exclude", "")).replace(",", " ").split()
-        self._exclude = [*given, *listed]
-        self._num_clients = 0
-        self._dtype: str | None = None
-        self._found: dict[str, Any] | None = None
-        self._train_config: Mapping[str, Any] = {}
-        self._layout: Layout | None = None
-        self._clients: dict[int, _Client] = {}
+        self._clients = Clients(self._calls, initial, [*given, *listed])
         self._cost: Cost | None = None
-        self._reads_steps = True
-        """Whether the app looked at local-steps when it last trained."""
         self._warned: dict[str, None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}, "_carrier": self._calls}
+        return {**self.__dict__, "_carrier": self._calls}
 
     def carry_by(self, carrier: Carrier) -> None:
         """Let `carrier` bring requests to the clients, which are elsewhere.
@@ -159,35 +140,26 @@ class FlowerTrainer:
     @property
     def learning_rate(self) -> float | None:
         """Of `@app.train`, where `lr` or `learning-rate` tells."""
-        config = {**self._train_config, **self._run_config}
-        rate = config.get("lr", config.get("learning-rate"))
-        return None if rate is None else float(rate)
+        return self._clients.learning_rate
 
     @property
     def takes_steps(self) -> bool:
         """Whether clients train for as many local steps as they are told; known after `cost()`."""
-        return self._reads_steps
+        return self._clients.reads_steps
 
     @property
     def layout(self) -> Layout:
-        if self._layout is None:
-            layout = Layout.of(self._first(), exclude=self._exclude)
-            self._layout = layout.with_dtype(self._dtype)
-        return self._layout
+        return self._clients.layout
 
     def prepare(self, num_clients: int, dtype: str | None = None) -> None:
         """Start anew with `num_clients` clients. `dtype` is the vector's; the app gets its own."""
         if num_clients < 1:
             raise ConfigError(f"there must be at least 1 client, not {num_clients}")
-        self._num_clients = num_clients
-        self._calls.prepare(num_clients)
-        self._dtype = dtype
-        self._clients = {}
-        self._layout = None
+        self._clients.prepare(num_clients, dtype)
         self._cost = None
 
     def initial_params(self, seed: int) -> Vector:
-        return self.layout.flatten(self._initial_arrays(seed))
+        return self.layout.flatten(self._clients.initial_arrays(seed))
 
     def cost(self) -> Cost:
         """As the config says or as a call of `@app.train` with one step on client 0 was seen.
@@ -200,7 +172,7 @@ class FlowerTrainer:
             size = self._run_config.get("examples-per-step")
             num_examples, meter = self._probe(1)
             flops = flops or meter.flops / max(1, num_examples)
-            if self._reads_steps and size is None and self._probe(2)[0] == num_examples:
+            if self._clients.reads_steps and size is None and self._probe(2)[0] == num_examples:
                 self._warn(
                     "the app reports the same num-examples for 1 and 2 local steps: weights and "
                     "virtual time go by it, so it should count the examples gone over"
@@ -255,8 +227,8 @@ class FlowerTrainer:
     def _training(self, client: int, params: Vector, num_steps: int, seed: int) -> Talk[Trained]:
         if num_steps == 0:
             return Trained(params, 0)
-        state = self._client(client)
-        reply = yield from self._ask("train", client, params, seed, num_steps)
+        state = self._clients[client]
+        reply = yield from self._clients.ask("train", client, params, seed, num_steps)
         named = {**state.kept, **reply.arrays(self.layout)}
         trained = Trained(self.layout.flatten(named), reply.num_examples(), reply.metrics())
         state.kept = self.layout.kept(named)
@@ -267,7 +239,7 @@ class FlowerTrainer:
                 f"examples-per-step says {expected} examples in {num_steps} steps, but client "
                 f"{client} reports num-examples = {trained.num_examples}: correct or remove the key"
             )
-        if not self._reads_steps:
+        if not self._clients.reads_steps:
             self._warn(
                 "the app does not look at local-steps in the message's config: its clients train "
                 "for their own number of epochs"
@@ -276,8 +248,8 @@ class FlowerTrainer:
 
     def _gradient(self, client: int, params: Vector, seed: int) -> Talk[GradientResult]:
         action, step_size = self._gradient_action()
-        state = self._client(client)
-        reply = yield from self._ask(action, client, params, seed, 1)
+        state = self._clients[client]
+        reply = yield from self._clients.ask(action, client, params, seed, 1)
         self._check_step(step_size)
         gradient, state.kept = gradient_of(reply, self.layout, params, state.kept, step_size)
         state.num_steps += 1
@@ -293,9 +265,9 @@ class FlowerTrainer:
         seed: int,
     ) -> Talk[GradientResult]:
         action, step_size = self._gradient_action()
-        state, layout = self._client(client), self.layout
+        state, layout = self._clients[client], self.layout
         epochs = Epochs(layout, params, correction, num_steps, learning_rate, state.kept, step_size)
-        reply = yield from self._ask(action, client, params, seed, 1, epochs=epochs)
+        reply = yield from self._clients.ask(action, client, params, seed, 1, epochs=epochs)
         self._check_step(step_size)
         state.kept = reply.kept(layout)
         state.num_steps += num_steps
@@ -312,10 +284,10 @@ class FlowerTrainer:
         if function is None and ref is not None:
             function = self._calls.load(str(ref), "evaluate-fn", "evaluate=")
         if function is None:
-            count = min(self._num_clients, _CLIENTS_EVALUATED)
-            some = [index * self._num_clients // count for index in range(count)]
+            count = min(self._clients.count, _CLIENTS_EVALUATED)
+            some = [index * self._clients.count // count for index in range(count)]
             return self._evaluate_on(some, params)
-        kept = self.layout.kept(self._first())
+        kept = self.layout.kept(self._clients.first())
         with user_code(Call(None), seed=0):
             found = function(0, array_record(self.layout.unflatten(params, kept)))
         metrics = dict(found or {})
@@ -330,7 +302,8 @@ class FlowerTrainer:
         if not self._calls.has("evaluate"):
             return Evaluated(0)
         replies = yield [
-            self._request("evaluate", client, params, 0, None, keeps=False) for client in clients
+            self._clients.request("evaluate", client, params, 0, None, keeps=False)
+            for client in clients
         ]
         return mean_of([Evaluated(reply.num_examples(), reply.metrics()) for reply in replies])
 
@@ -343,7 +316,7 @@ class FlowerTrainer:
         return "train", self.learning_rate
 
     def _check_step(self, step_size: float | None) -> None:
-        if step_size is None or (math.isfinite(step_size) and self._reads_steps):
+        if step_size is None or (math.isfinite(step_size) and self._clients.reads_steps):
             return
         raise ConfigError(
             'the app gives no gradients: register @app.train("gradient"), or let @app.train take '
@@ -353,87 +326,14 @@ class FlowerTrainer:
 
     def _probe(self, num_steps: int) -> tuple[int, Meter]:
         """Train on client 0 in a context that is thrown away."""
-        params = self.layout.flatten(self._first())
+        params = self.layout.flatten(self._clients.first())
         self._calls.client_app()  # whose modules import torch, or do not
         meter = new_meter()
-        request = self._request("train", 0, params, 0, num_steps, keeps=False)
+        request = self._clients.request("train", 0, params, 0, num_steps, keeps=False)
         with meter:
             [reply] = self._calls.exchange([request])
-        self._reads_steps = reply.steps_were_read
+        self._clients.reads_steps = reply.steps_were_read
         return reply.num_examples(), meter
-
-    def _ask(
-        self,
-        message_type: str,
-        client: int,
-        params: Vector,
-        seed: int,
-        num_steps: int,
-        epochs: Epochs | None = None,
-    ) -> Talk[Reply]:
-        request = self._request(message_type, client, params, seed, num_steps, epochs=epochs)
-        try:
-            [reply] = yield [request]
-        except GeneratorExit:
-            # The job was cancelled before its time: this call has never been.
-            self._client(client).num_calls -= 1
-            raise
-        if message_type == "train":
-            self._reads_steps = reply.steps_were_read
-        return reply
-
-    def _request(
-        self,
-        message_type: str,
-        client: int,
-        params: Vector,
-        seed: int,
-        num_steps: int | None,
-        *,
-        keeps: bool = True,
-        epochs: Epochs | None = None,
-    ) -> Request:
-        state = self._client(client)
-        state.num_calls += keeps
-        config = {**self._run_config, **self._train_config}
-        if num_steps is not None:
-            config["local-steps"] = num_steps
-        config["server-round"] = max(1, state.num_calls)
-        arrays = ArrayRecord()
-        if epochs is None:
-            arrays = array_record(self.layout.unflatten(params, state.kept))
-        step = None if num_steps is None else state.num_steps + 1
-        return Request(message_type, client, config, arrays, seed, step, keeps, epochs)
-
-    def _client(self, client: int) -> _Client:
-        if client not in self._clients:
-            if not 0 <= client < self._num_clients:
-                raise ConfigError(
-                    f"client {client} is not one of the {self._num_clients} that `prepare` was "
-                    "told of"
-                )
-            self._clients[client] = _Client(self.layout.kept(self._first()))
-        return self._clients[client]
-
-    def _first(self) -> dict[str, Any]:
-        """The initial arrays under seed 0: their names, and what clients keep at first."""
-        if self._found is None:
-            self._found = self._initial_arrays(0)
-        return self._found
-
-    def _initial_arrays(self, seed: int) -> dict[str, Any]:
-        self._calls.client_app()  # which says first what is wrong with the app
-        with user_code(Call(None), seed):
-            found = find_initial(self._calls, self._initial, max(1, self._num_clients))
-        self._train_config = found.train_config
-        layout = Layout.of(found.arrays)
-        for spec in layout.averaged:
-            if spec.dtype == "bfloat16":
-                raise ConfigError(
-                    f"array {spec.name!r} is of bfloat16, which Flower's messages cannot carry: "
-                    "give it as float32"
-                )
-        return layout.unflatten(layout.flatten(found.arrays), layout.kept(found.arrays))
 
     def _warn(self, what: str) -> None:
         if what not in self._warned:

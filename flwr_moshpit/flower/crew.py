@@ -7,10 +7,8 @@ member has at most one message under way, nobody waits for anybody, and what is 
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.app import Message
@@ -19,7 +17,9 @@ from flwr.serverapp import Grid
 from flwr_moshpit.errors import ConfigError, MoshpitError
 from flwr_moshpit.flower.compat import NOBODY_ANSWERED, log
 from flwr_moshpit.flower.dialling import LOOKERS, Look
-from flwr_moshpit.flower.peer_actions import answer_of, ask_message
+from flwr_moshpit.flower.member import Member, progress
+from flwr_moshpit.flower.peer_actions import answer_of
+from flwr_moshpit.flower.post import Post
 from flwr_moshpit.flower.swarm import Swarm
 from flwr_moshpit.protocol.machine import PeerId
 
@@ -31,41 +31,6 @@ JOINING_S = 60.0
 LIVES_MAX = 5
 """How often a peer that has died is started again."""
 CONTACTS_MAX = 16
-
-_TTL_S, _RESULT_TTL_S = 900.0, 1800.0
-"""A message that expires too soon is asked again while the process for the first one still starts:
-on a busy device that would make it busier. The loss of a SuperNode is told by Flower after 60 s."""
-
-
-@dataclass(slots=True)
-class Member:
-    """One SuperNode and its peer."""
-
-    node_id: int
-    state: str = "new"
-    """new, joined, running, finished, lost, refused."""
-    peer: PeerId | None = None
-    address: str = ""
-    public_pem: str = ""
-    dialable: bool | None = None
-    """Whether others can dial its peer; None until that was tried."""
-    client: int | None = None
-    num_clients: int | None = None
-    lives: int = 0
-    offset: int = 0
-    completed: int = 0
-    is_silent: bool = False
-    """Whether its SuperNode has not answered the last time."""
-    end: Mapping[str, Any] | None = None
-    asked: str = ""
-    """What is under way."""
-    next_at: float = 0.0
-    coverages: list[float] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.peer or f"SuperNode {self.node_id}"
 
 
 class Crew:
@@ -89,14 +54,13 @@ class Crew:
         self._clock = clock
         self._sleep = sleep
         self.members: dict[int, Member] = {}
-        self._grid = grid
+        self._post = Post(grid, swarm.id, log_every_s, clock)
         self._swarm = swarm
         self._min_members = min_members
         self._log_every_s = log_every_s
         self._start = start
         self._rounds = rounds
         self._write = write
-        self._sent: dict[str, Member] = {}
         self._nodes_at = 0.0
         self._log_at = 0.0
         self._logged = ""
@@ -115,9 +79,9 @@ class Crew:
         """Ask one member and wait for its reply; None if there is none."""
         while member.asked:
             self._step()
-        self._send(member, action, **asked)
+        self._post.send(member, action, **asked)
         while member.asked:
-            for other, reply in self._replies():
+            for other, reply in self._post.replies():
                 if other is member:
                     return None if reply.has_error() else reply
                 self._take(other, reply)
@@ -130,9 +94,9 @@ class Crew:
         while any(member.asked for member in reachable):
             self._step()
         for member in reachable:
-            self._send(member, "stop", peer=member.peer)
+            self._post.send(member, "stop", peer=member.peer)
         while any(member.asked for member in reachable):
-            for member, reply in self._replies():
+            for member, reply in self._post.replies():
                 if not reply.has_error():
                     member.end = answer_of(reply)["end"] or member.end
             self._sleep(POLL_S)
@@ -143,14 +107,14 @@ class Crew:
         now = self._clock()
         if now >= self._nodes_at:
             self._nodes_at = now + NODES_S
-            for node_id in self._grid.get_node_ids():
+            for node_id in self._post.node_ids():
                 if node_id not in self.members:
                     self.members[node_id] = Member(node_id)
         for member in self.members.values():
             if not member.asked and now >= member.next_at:
                 self._ask_next(member, now)
         self._look_around()
-        for member, reply in self._replies():
+        for member, reply in self._post.replies():
             self._take(member, reply)
         if now >= self._log_at:
             self._log_at = now + self._log_every_s
@@ -160,32 +124,11 @@ class Crew:
     def _ask_next(self, member: Member, now: float) -> None:
         match member.state:
             case "new":
-                self._send(member, "join")
+                self._post.send(member, "join")
             case "joined" if self._may_begin(now) and member.dialable is not None:
-                self._send(member, "start", **self._orders(member))
+                self._post.send(member, "start", **self._orders(member))
             case "running" | "finished":
-                self._send(member, "status", peer=member.peer, offset=member.offset)
-
-    def _send(self, member: Member, action: str, **asked: Any) -> bool:
-        ttl_s = _RESULT_TTL_S if action == "result" else _TTL_S
-        message = ask_message(member.node_id, action, ttl_s, swarm=self._swarm.id, **asked)
-        [message_id] = self._grid.push_messages([message])
-        if message_id is None:
-            # The SuperNode has left in this very moment.
-            member.next_at = self._clock() + self._log_every_s
-            return False
-        member.asked = action
-        self._sent[message_id] = member
-        return True
-
-    def _replies(self) -> Iterator[tuple[Member, Message]]:
-        if not self._sent:
-            return
-        for reply in self._grid.pull_messages(list(self._sent)):
-            member = self._sent.pop(reply.metadata.reply_to_message_id, None)
-            if member is not None:
-                member.asked, member.next_at = "", self._clock() + self._log_every_s
-                yield member, reply
+                self._post.send(member, "status", peer=member.peer, offset=member.offset)
 
     def _take(self, member: Member, reply: Message) -> None:
         action = reply.metadata.message_type.partition(".")[2]
@@ -270,7 +213,7 @@ class Crew:
         self._look = look = Look.at(newcomers)
         for member in free[:LOOKERS]:
             if addresses := look.orders(member.peer):
-                look.num_lookers += self._send(member, "dial", addresses=addresses)
+                look.num_lookers += self._post.send(member, "dial", addresses=addresses)
         self._end_look(look)
 
     def _dialled(self, looker: Member, failures: Mapping[str, str] | None) -> None:
@@ -307,7 +250,7 @@ class Crew:
         member.offset = answer["offset"]
         for line in answer["reports"].splitlines():
             self._write(line + "\n")
-            self._note(member, json.loads(line))
+            member.note(json.loads(line))
         member.end = answer["end"] or member.end
         end = answer["end"]
         if end is not None and end.get("finished") and member.state != "finished":
@@ -329,20 +272,6 @@ class Crew:
             return
         log().warning("%s has died: it is started again from its last checkpoint", member.name)
         member.state, member.next_at = "new", 0.0
-
-    def _note(self, member: Member, report: Mapping[str, Any]) -> None:
-        match report["name"]:
-            case "round":
-                member.completed = int(report["round"]) + 1
-                member.coverages.append(float(report.get("coverage", 1.0)))
-                if "wait_s" in report:
-                    member.waits_s.append(float(report["wait_s"]))
-            case "training_failed":
-                log().error("%s: training failed: %s", member.name, _in_short(report["error"]))
-            case "derived":
-                log().info("%s: %s", member.name, report["what"])
-            case "peer" if report["status"] == "dead":
-                log().info("%s has lost sight of %s", member.name, report["peer"])
 
     # Beginning and end
 
@@ -397,29 +326,7 @@ class Crew:
         return bool(left) and all(member.state == "finished" for member in left)
 
     def _log_new_state(self) -> None:
-        state = self._state()
+        state = progress(self.members.values(), self._min_members, self._rounds)
         if state != self._logged:
             self._logged = state
             log().info("%s", state)
-
-    def _state(self) -> str:
-        running = [m for m in self.members.values() if m.state in ("running", "finished")]
-        if not running:
-            joined = sum(member.state == "joined" for member in self.members.values())
-            return f"{joined} of {self._min_members} SuperNodes have joined"
-        rounds = sorted(member.completed for member in running)
-        until = "" if self._rounds is None else f"/{self._rounds}"
-        coverages = [member.coverages[-1] for member in running if member.coverages]
-        coverage = f", coverage {100 * sum(coverages) / len(coverages):.0f} %" if coverages else ""
-        heard = sum(not member.is_silent for member in running)
-        # The closing sweep's rounds train nothing and are not counted.
-        completed = rounds[len(rounds) // 2]
-        if self._rounds is not None:
-            completed = min(completed, self._rounds)
-        return f"round {completed}{until}, {heard} of {len(self.members)} peers heard{coverage}"
-
-
-def _in_short(error: str) -> str:
-    """The line of a traceback that says what the app raised; all of it is in events.jsonl."""
-    found = re.search(r"client \d+, step \d+: .+", error)
-    return found[0] if found else error.rstrip().rpartition("\n")[2]

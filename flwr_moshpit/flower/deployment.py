@@ -21,8 +21,9 @@ from flwr_moshpit.flower.app import App
 from flwr_moshpit.flower.client import FlowerTrainer
 from flwr_moshpit.flower.compat import log
 from flwr_moshpit.flower.controller import watch_over
-from flwr_moshpit.flower.crew import Crew, Member
+from flwr_moshpit.flower.crew import Crew
 from flwr_moshpit.flower.grid import GridCarrier
+from flwr_moshpit.flower.member import Member
 from flwr_moshpit.flower.settings import budget_s, flower_settings, own
 from flwr_moshpit.flower.swarm import Swarm
 from flwr_moshpit.observe.folder import run_folder
