@@ -10,9 +10,12 @@ from flwr_moshpit.config import Moshpit
 from flwr_moshpit.protocol.machine import (
     Compute,
     ComputeDone,
+    Learned,
     PeerId,
     PeerInfo,
+    Publish,
     Start,
+    TimerFired,
     Trained,
     View,
 )
@@ -102,22 +105,21 @@ def test_a_checkpoint_knows_the_pace_that_the_first_job_after_it_does_not_show()
     me = PeerInfo(PeerId("a"))
     params = np.zeros(3)
 
-    def peer(state=None):
-        return MoshpitPeer(
-            Moshpit(), me, params, View({me.peer: me}), np.random.default_rng(0), state=state
-        )
+    def life(begins, ends, state=None):
+        """Jobs end then; what the peer says of its pace after each, and what it saves."""
+        rng = np.random.default_rng(0)
+        machine = MoshpitPeer(Moshpit(), me, params, View({me.peer: me}), rng, state=state)
+        effects, known_s = machine.handle(Start(), begins), []
+        planned = machine.handle(TimerFired(), begins)
+        (plan,) = [effect.record for effect in planned if isinstance(effect, Publish)]
+        machine.handle(Learned(plan), begins)
+        for now in ends:
+            (job,) = [effect.job_id for effect in effects if isinstance(effect, Compute)]
+            effects = machine.handle(ComputeDone(job, Trained(params, 10)), now)
+            known_s.append(machine.snapshot()["local_s"])
+        return known_s, machine.snapshot()
 
-    def trains(machine, effects, until):
-        (job,) = [effect.job_id for effect in effects if isinstance(effect, Compute)]
-        return machine.handle(ComputeDone(job, Trained(params, 10)), until)
-
-    before = peer()
-    effects = before.handle(Start(), 0.0)
-    for until, known_s in [(30.0, 0.0), (32.0, 2.0)]:
-        effects = trains(before, effects, until)
-        assert before.snapshot()["local_s"] == known_s
-    after = peer(before.snapshot())
-    effects = after.handle(Start(), 100.0)
-    for until, known_s in [(130.0, 2.0), (133.0, 3.0)]:
-        effects = trains(after, effects, until)
-        assert after.snapshot()["local_s"] == known_s
+    known_s, state = life(0.0, [30.0, 32.0])
+    assert known_s == [0, 2]
+    again_s, _ = life(100.0, [130.0, 133.0], state)
+    assert again_s == [2, 3]
