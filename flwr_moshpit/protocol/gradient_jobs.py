@@ -59,6 +59,11 @@ class GradientJobs:
         self._exploded = False
         self._has_heard = False
 
+    @property
+    def waits(self) -> bool:
+        """For its time, or for news."""
+        return self._job is None and self._core.training
+
     def start(self, event: Start, now: float) -> None:
         self._until_round = event.until_round
         self._core.training = True

@@ -110,8 +110,13 @@ class GraphTracking:
         self._mix(v, now)
 
     def ready_at(self, began_at: float) -> float:
-        if self._fresh or len(self._core.view) == 1:
+        core = self._core
+        if self._fresh or len(core.view) == 1:
             return began_at
+        # What is sent to a busy line replaces what waits there: running sums lose nothing by that.
+        told = [*self._topology.listeners.get(core.identity.me, ()), *core.ledger.outs]
+        if told and all(core.lines.is_busy(peer) for peer in told):
+            return inf
         idle_s = IDLE * self._core.identity.lease_s
         # No longer than half of a step: where much is lost, half of all steps come without news.
         return began_at + min(idle_s, self._core.period_s / 2 or idle_s)
@@ -162,6 +167,9 @@ class GraphTracking:
 
     def on_record(self, record: Record, now: float) -> None:
         pass
+
+    def on_line_free(self, peer: PeerId, now: float) -> None:
+        """What is new has been sent, and waits there."""
 
     def on_attach(self, child: PeerId, message: Attach, now: float) -> None:
         leases, identity = self._core.leases, self._core.identity

@@ -74,6 +74,9 @@ class OutEdge:
     """Of the newest model that came on this edge."""
     gap: float = 1.0
     """As in `InEdge`, of the models."""
+    model_at: float = -inf
+    model_period_s: float = 0.0
+    """Between two models that came, smoothed; 0 before there are two."""
 
 
 def usable(vector: object, dim: int, dtype: np.dtype[np.generic]) -> bool:

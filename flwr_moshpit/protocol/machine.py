@@ -22,7 +22,10 @@ The host's duties
 6. `ViewChanged` tells who is alive, as far as this peer knows: views differ between peers for a
    while. `LinkLost(peer)` says that something sent to, or expected from, `peer` on a stream will
    not come; the peer may well be alive.
-7. `Report(name, values)` goes to the observer. `Finish(result)` says that the machine has done its
+7. `LineBusy(peer)` says that a `newest` message to `peer` has not left at once: until
+   `LineFree(peer)` another one would only wait, or replace one that waits. `LinkLost(peer)` ends it
+   too. Of messages that weigh no more than a few packets a host need not say it.
+8. `Report(name, values)` goes to the observer. `Finish(result)` says that the machine has done its
    own work; it goes on serving others until `Stop`, or until the host ends.
 
 The machine's duties
@@ -253,6 +256,16 @@ class LinkLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LineBusy:
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class LineFree:
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Wind down: cancel jobs, hand over what others need. The host ends soon after."""
 
@@ -266,6 +279,8 @@ Event: TypeAlias = (
     | ViewChanged
     | Learned
     | LinkLost
+    | LineBusy
+    | LineFree
     | Stop
 )
 

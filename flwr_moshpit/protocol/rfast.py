@@ -46,6 +46,8 @@ from flwr_moshpit.protocol.machine import (
     Effect,
     Event,
     Learned,
+    LineBusy,
+    LineFree,
     LinkLost,
     PeerId,
     PeerInfo,
@@ -195,7 +197,7 @@ class RFastPeer:
                 handler(self, event.src, event.message, now)
         else:
             self._on_event(event, now)
-        if self._jobs.due < math.inf:
+        if self._jobs.waits:
             self._jobs.go_on(now)
         self._due = min(self._core.leases.due, self._tracking.due, self._jobs.due)
         effects = self._effects[:]
@@ -210,7 +212,14 @@ class RFastPeer:
                 self._on_view(event, now)
             case Learned():
                 self._tracking.on_record(event.record, now)
+            case LineBusy():
+                self._core.lines.on_busy(event.peer, now)
+            case LineFree():
+                self._core.lines.on_free(event.peer, now)
+                self._tracking.on_line_free(event.peer, now)
             case LinkLost():
+                self._core.lines.forget(event.peer)
+                self._tracking.on_line_free(event.peer, now)
                 if event.peer in self._core.leases.asks:
                     self._tracking.on_no_answer(event.peer, now)
             case ComputeFailed():
@@ -316,6 +325,7 @@ class RFastPeer:
         leases, ledger = core.leases, core.ledger
         released: list[PeerId] = []
         for peer in event.lost:
+            core.lines.forget(peer)
             info = view.peers.get(peer)
             held = ledger.ins.get(peer)
             if held is not None and (info is None or info.incarnation > held.edge.incarnation):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from flwr_moshpit.config import RFast
@@ -56,6 +57,48 @@ def smoothed(gap: float, newest: int, before: int) -> float:
     return gap + (newest - before - gap) / 8
 
 
+class Lines:
+    """What the host says of the lines to the neighbours, see `LineBusy`.
+
+    On a slow line a message takes many steps to leave. What is new meanwhile waits in its maker
+    rather than in the host, where it would replace what waits: to its receiver that looks like
+    loss, which is answered by sending more often. And nothing is sent again that may be under way.
+    """
+
+    def __init__(self) -> None:
+        self._busy: dict[PeerId, float] = {}
+        """Since when."""
+        self._took: dict[PeerId, tuple[float, float]] = {}
+        """How long what left last took to leave, and when that was."""
+
+    def on_busy(self, peer: PeerId, now: float) -> None:
+        self._busy.setdefault(peer, now)
+
+    def on_free(self, peer: PeerId, now: float) -> None:
+        since = self._busy.pop(peer, None)
+        if since is not None:
+            self._took[peer] = (now - since, now)
+
+    def forget(self, peer: PeerId) -> None:
+        self._busy.pop(peer, None)
+        self._took.pop(peer, None)
+
+    def is_busy(self, peer: PeerId) -> bool:
+        return peer in self._busy
+
+    def took_s(self, peer: PeerId) -> float:
+        """0 where what is sent leaves at once."""
+        return self._took.get(peer, (0.0, 0.0))[0]
+
+    def arrives_by(self, peer: PeerId) -> float:
+        """Until when what was sent may still be on its way: in routers and at the receiver no
+        longer than it took to leave."""
+        if peer in self._busy:
+            return inf
+        took_s, left_at = self._took.get(peer, (0.0, -inf))
+        return left_at + took_s
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What does not change about a machine."""
@@ -84,6 +127,7 @@ class Core:
     standing: Standing
     emit: Callable[[Effect], None]
     x: Vector
+    lines: Lines = field(default_factory=Lines)
     version: int = 0
     """Counts the models that this peer has had to send."""
     trained_version: int = -1
@@ -154,7 +198,8 @@ class Tracking(Protocol):
 
     def ready_at(self, began_at: float) -> float:
         """When the next job may begin if the last one began then. Later than at once only where
-        training is much faster than the network: steps without news cost and bring nothing."""
+        training is much faster than the network: steps without news cost and bring nothing.
+        Infinity: when something has happened."""
         ...
 
     def snapshot(self) -> State:
@@ -182,6 +227,10 @@ class Tracking(Protocol):
     def on_view(self, event: ViewChanged, now: float) -> None: ...
 
     def on_record(self, record: Record, now: float) -> None: ...
+
+    def on_line_free(self, peer: PeerId, now: float) -> None:
+        """What has waited for the line to `peer` may leave."""
+        ...
 
     def on_attach(self, child: PeerId, message: Attach, now: float) -> None: ...
 

@@ -6,7 +6,8 @@ With w_ii = a_ii = 0 off the root the algorithm (arXiv 2307.11617, steps S1-S4) 
     others      rho = g + sum rho_buf      x <- v of the parent                         send v = x
 
 where g is the peer's own newest gradient, times its weight. What a peer hears it passes on at once,
-whether its own gradient is ready or not, but no more than four times a step of whoever uses it.
+whether its own gradient is ready or not, but no more than four times a step of whoever uses it, and
+no faster than its line carries it: the next message leaves when the one before has left.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ class TreeTracking:
     def ready_at(self, began_at: float) -> float:
         core = self._core
         if self.seat.is_root:
+            children = core.ledger.ins
+            if 2 * sum(core.lines.is_busy(child) for child in children) > len(children):
+                # One more step would only be merged with the one that waits to leave.
+                return inf
             if core.contributors <= 1 < len(core.view):
                 return began_at + IDLE * core.identity.lease_s
             # More than a few steps in the time that a gradient takes to come back only make each
@@ -75,7 +80,16 @@ class TreeTracking:
             return began_at + self._loop_s / _STEPS_A_LOOP
         if core.version != core.trained_version:
             return began_at
-        return began_at + (self._root_period_s or IDLE * core.identity.lease_s)
+        wait_s = self._root_period_s or IDLE * core.identity.lease_s
+        out, parent = self._open(), self.seat.parent
+        if out is not None and parent is not None:
+            if core.lines.is_busy(parent):
+                return inf
+            took_s = core.lines.took_s(parent)
+            if took_s:
+                # A gradient at a model of before would be in the way of the next one.
+                wait_s = max(wait_s, 2 * out.model_period_s, 2 * took_s)
+        return began_at + wait_s
 
     def snapshot(self) -> State:
         return {"scale": self._scale, "optimizer": self._optimizer.snapshot()}
@@ -111,6 +125,10 @@ class TreeTracking:
             return False
         out.gap = smoothed(out.gap, message.counter, out.model_counter)
         out.model_counter = message.counter
+        if out.model_at > -inf:
+            period_s = now - out.model_at
+            out.model_period_s += (period_s - out.model_period_s) / (8 if out.model_period_s else 1)
+        out.model_at = now
         core.x, core.direction = message.v, message.direction
         core.step, core.contributors = message.step, message.contributors
         self._root_period_s, self._scale = message.period_s, message.scale
@@ -126,6 +144,10 @@ class TreeTracking:
         if record.key[0] == "root":
             self.seat.on_claim(PeerId(record.key[1]), record, now)
 
+    def on_line_free(self, peer: PeerId, now: float) -> None:
+        self._push_waiting(now)
+        self._spread(now)
+
     def on_attach(self, child: PeerId, message: Attach, now: float) -> None:
         self.seat.on_attach(child, message, now)
         self._spread(now)
@@ -140,12 +162,14 @@ class TreeTracking:
     def on_news(self, parent: PeerId, out: OutEdge, message: Grant, now: float) -> None:
         self.seat.follow(message.label, (parent, *message.path), now)
         self._spread(now)
-        if message.have < out.counter and out.next_push_at <= now:
+        has_arrived = self._core.lines.arrives_by(parent) <= now
+        if message.have < out.counter and out.next_push_at <= now and has_arrived:
             self._push(now)
 
     def on_behind(self, child: PeerId, held: InEdge, now: float) -> None:
-        held.version = -1
-        self._spread(now)
+        if self._core.lines.arrives_by(child) <= now:
+            held.version = -1
+            self._spread(now)
 
     def on_refused(self, parent: PeerId, message: Detached, now: float) -> None:
         self.seat.on_refused(parent, message, now)
@@ -164,11 +188,15 @@ class TreeTracking:
 
     def _push_waiting(self, now: float) -> None:
         """Push what has come from below, or once more what may be lost, if that is not too soon."""
-        out = self._open()
-        if out is None or not (out.dirty or out.copies):
+        out, parent = self._open(), self.seat.parent
+        if out is None or parent is None or not (out.dirty or out.copies):
             return
-        if out.next_push_at > now:
-            self._relay_due = min(self._relay_due, out.next_push_at)
+        lines = self._core.lines
+        if lines.is_busy(parent):
+            return
+        due = out.next_push_at if out.dirty else max(out.next_push_at, lines.arrives_by(parent))
+        if due > now:
+            self._relay_due = min(self._relay_due, due)
         else:
             copies_left = copies(out.gap) if out.dirty else out.copies - 1
             self._push(now)
@@ -177,6 +205,9 @@ class TreeTracking:
     def _push(self, now: float) -> None:
         out, parent = self._open(), self.seat.parent
         if out is None or parent is None:
+            return
+        if self._core.lines.is_busy(parent):
+            out.dirty = True
             return
         self._core.ledger.push({parent: 1.0})
         out.dirty = False
@@ -200,8 +231,13 @@ class TreeTracking:
         for child, held in core.ledger.ins.items():
             if held.version >= core.version and not held.copies:
                 continue
-            if held.next_model_at > now:
-                self._relay_due = min(self._relay_due, held.next_model_at)
+            if core.lines.is_busy(child):
+                continue
+            due = held.next_model_at
+            if held.version >= core.version:
+                due = max(due, core.lines.arrives_by(child))
+            if due > now:
+                self._relay_due = min(self._relay_due, due)
                 continue
             held.copies = copies(held.gap) if held.version < core.version else held.copies - 1
             held.version = core.version
@@ -232,7 +268,7 @@ class TreeTracking:
             mean = mean * mean.dtype.type(steps.norm_max / norm)
         typical = self._typical_age()
         steps.observe(1 + max(typical, (core.step - below.seen) / _DELAY_MARGIN))
-        self._observe_loop(typical, now)
+        self._observe_loop(typical, below.contributors, now)
         rate = steps.rate * config.local_steps
         x = core.x - core.x.dtype.type(rate) * self._optimizer.direction(mean)
         if not usable(x, core.identity.dim, core.x.dtype):
@@ -253,11 +289,12 @@ class TreeTracking:
         core.version += 1
         self.seat.beat(now)
 
-    def _observe_loop(self, age: int, now: float) -> None:
+    def _observe_loop(self, age: int, contributors: int, now: float) -> None:
         """age: the typical gradient was taken at the model of so many steps ago."""
         times = self._step_times
-        if times:
-            back_s = now - times[max(0, len(times) - 1 - age)]
+        if times and contributors > 1:
+            # The first one cannot have taken longer than since the first step.
+            back_s = now - times[max(0, len(times) - 1 - age) if self._loop_s else 0]
             self._loop_s = min(back_s, 1.05 * self._loop_s) if self._loop_s else back_s
         times.append(now)
 

@@ -27,6 +27,8 @@ from flwr_moshpit.protocol.machine import (
     Event,
     Finish,
     Learned,
+    LineBusy,
+    LineFree,
     LinkLost,
     Machine,
     Message,
@@ -202,7 +204,7 @@ class Driver:
     # From start to end
 
     async def _start(self) -> None:
-        await self._transport.start(self._on_message, self._on_link_lost)
+        await self._transport.start(self._on_message, self._on_link_lost, self._on_line)
         self._membership = self._join(self._transport.address)
         self._tell_membership(Start())
 
@@ -368,6 +370,9 @@ class Driver:
             self._tell_membership(LinkLost(peer))
         if self._machine is not None:
             self._machine.put(LinkLost(peer))
+
+    def _on_line(self, peer: PeerId, is_busy: bool) -> None:
+        self._put(LineBusy(peer) if is_busy else LineFree(peer))
 
     # The machine
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.carrier import Pipe
@@ -40,6 +41,7 @@ class Link:
         deliver: Deliver,
         door: Doorkeeper,
         uplink: UplinkMeter,
+        on_line: Callable[[bool], None],
         *,
         dialled: bool,
     ) -> None:
@@ -57,6 +59,9 @@ class Link:
         self._outbox = outbox
         self._door = door
         self._uplink = uplink
+        self._on_line = on_line
+        """Told whether what is sent as `Delivery.NEWEST` has to wait, when that changes."""
+        self._line_is_busy = False
         self._peer = theirs.src
         self._awake = asyncio.Event()
         self._end = asyncio.Event()
@@ -160,6 +165,7 @@ class Link:
                 before = self.sender.pacer.under_way_bytes
                 raw = self._next_frame()
                 self._tell_uplink(before)
+                self._tell_line()
                 if raw is not None:
                     self.sent_bytes += len(raw)
                     await self._pipe.write(raw)
@@ -194,6 +200,12 @@ class Link:
         self.sender.on_receipt(receipt, self._now())
         self._tell_uplink(before)
         self.wake()
+
+    def _tell_line(self) -> None:
+        # A message that fits into one frame has left by now, unless the link was full.
+        if self._line_is_busy != self.sender.line_is_busy:
+            self._line_is_busy = not self._line_is_busy
+            self._on_line(self._line_is_busy)
 
     def _tell_uplink(self, before: int) -> None:
         change = self.sender.pacer.under_way_bytes - before

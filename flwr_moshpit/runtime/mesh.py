@@ -21,6 +21,7 @@ from flwr_moshpit.runtime.frames import Breach, pack
 from flwr_moshpit.runtime.greeting import BUSY, Doorkeeper, Greeting
 from flwr_moshpit.runtime.neighbour import (
     Neighbour,
+    OnLine,
     OnLinkLost,
     OnMessage,
     Settings,
@@ -58,6 +59,7 @@ class Mesh:
             settings=self._settings,
             deliver=self._deliver,
             on_link_lost=lambda lost: self._on_link_lost(lost),
+            on_line=lambda peer, is_busy: self._on_line(peer, is_busy),
             spawn=self._spawn,
             dialable=dialable,
         )
@@ -100,9 +102,15 @@ class Mesh:
         links = self._around.links
         return self._around.received_bytes + sum(link.received_bytes for link in links)
 
-    async def start(self, on_message: OnMessage, on_link_lost: OnLinkLost) -> None:
+    async def start(
+        self,
+        on_message: OnMessage,
+        on_link_lost: OnLinkLost,
+        on_line: OnLine = lambda peer, is_busy: None,
+    ) -> None:
         self._on_message = on_message
         self._on_link_lost = on_link_lost
+        self._on_line = on_line
         self._address = await self._carrier.start(self._accept)
         self._retiring = self._spawn(self._retire_idle_links())
 

@@ -26,6 +26,7 @@ BUSY_MAX = 8
 
 OnMessage: TypeAlias = Callable[[PeerId, Message], "asyncio.Future[None] | None"]
 OnLinkLost: TypeAlias = Callable[[PeerId], None]
+OnLine: TypeAlias = Callable[[PeerId, bool], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class Surroundings:
     settings: Settings
     deliver: OnMessage
     on_link_lost: OnLinkLost
+    on_line: OnLine
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     dialable: bool
     """Whether others can dial this peer."""
@@ -241,6 +243,7 @@ class Neighbour:
             deliver,
             around.door,
             around.uplink,
+            functools.partial(around.on_line, self.peer),
             dialled=dialled,
         )
         self.link = link

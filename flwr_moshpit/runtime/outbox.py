@@ -55,6 +55,10 @@ class Outbox:
         return None
 
     @property
+    def has_newest(self) -> bool:
+        return bool(self._newest)
+
+    @property
     def begins_small(self) -> bool:
         """Whether the next message of the stream carries no parameters."""
         return bool(self._streams) and not self._streams[0].array_bytes

@@ -52,6 +52,11 @@ class Sender:
         """Nothing is under way or without a receipt; something may wait in the outbox."""
         return not self._under_way and self.pacer.under_way_bytes == 0
 
+    @property
+    def line_is_busy(self) -> bool:
+        """Something of `Delivery.NEWEST` has not left, or not all of it."""
+        return Delivery.NEWEST in self._under_way or self._outbox.has_newest
+
     def next_frame(self, now: float) -> bytes | None:
         """None when there is nothing to say, or it has to wait for a receipt."""
         frame = self._next_message(now)

@@ -8,6 +8,7 @@ A transport belongs to one event loop and is called on it; it calls back on it t
   taken: the sender gets no new credit for it, and at some point waits. Datagrams that nobody takes
   are lost.
 - `on_link_lost(peer)`: what was sent to, or expected from, this peer on a stream will not come.
+- `on_line(peer, is_busy)`: see `LineBusy`. A link that is lost is free.
 
 Peers are found by their addresses, which the membership knows: `set_address`.
 """
@@ -22,7 +23,7 @@ from flwr_moshpit.errors import TransportError
 from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.runtime.carrier import Accept, Pipe
 from flwr_moshpit.runtime.mesh import Mesh
-from flwr_moshpit.runtime.neighbour import OnLinkLost, OnMessage, Settings
+from flwr_moshpit.runtime.neighbour import OnLine, OnLinkLost, OnMessage, Settings
 from flwr_moshpit.runtime.wire import Limits
 
 LOCAL_FRAMES_MAX = 4
@@ -44,7 +45,12 @@ class Transport(Protocol):
         """Where others reach this peer, once it has started."""
         ...
 
-    async def start(self, on_message: OnMessage, on_link_lost: OnLinkLost) -> None:
+    async def start(
+        self,
+        on_message: OnMessage,
+        on_link_lost: OnLinkLost,
+        on_line: OnLine = lambda peer, is_busy: None,
+    ) -> None:
         """Raises `TransportError` when it cannot listen."""
         ...
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from flwr_moshpit.protocol.machine import Message
+from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.simulation.network import SMALL_BYTES
 from flwr_moshpit.simulation.ports import Port, Wire, loss_between
 from flwr_moshpit.simulation.transfers import Flow
@@ -23,21 +24,24 @@ class Outbox:
     """What waits to go to one peer as `Delivery.NEWEST`, at most one of each key. It is there as
     long as something waits or a large one is leaving."""
 
-    __slots__ = ("dst", "flow", "src", "waiting")
+    __slots__ = ("dst", "flow", "is_busy", "src", "waiting")
 
     def __init__(self, src: Port, dst: Port) -> None:
         self.src = src
         self.dst = dst
         self.flow: Flow | None = None
         self.waiting: dict[object, _Waiting] = {}
+        self.is_busy = False
+        """Whether the sender has been told, because of a large one."""
 
 
 class Datagrams:
     """All messages under way that nobody will miss."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, line_changed: Callable[[Port, PeerId, bool], None]) -> None:
         self._wire = wire
         self._agenda = wire.agenda
+        self._line_changed = line_changed
 
     def send(self, src: Port, dst: Port, message: Message, size: int, delay_s: float) -> None:
         """At once, beside all others."""
@@ -65,6 +69,8 @@ class Datagrams:
         if replaced is not None:
             src.sent_bytes -= replaced.size
         outbox.waiting[message.newest_key] = _Waiting(message, size, delay_s)
+        if size > SMALL_BYTES and not outbox.is_busy:
+            self._tell(outbox, is_busy=True)
 
     def crash(self, port: Port) -> None:
         """What waits or is leaving is gone."""
@@ -78,10 +84,23 @@ class Datagrams:
             if outbox.dst.side != port.side:
                 self._drop(outbox)
                 del port.outboxes[dst_id]
+                if outbox.is_busy:
+                    self._tell(outbox, is_busy=False)
 
     def _drop(self, outbox: Outbox) -> None:
         if outbox.flow is not None:
             self._wire.transfers.cancel(outbox.flow)
+
+    def _tell(self, outbox: Outbox, is_busy: bool) -> None:
+        """Between two events of the sender's: what led to this may be one itself."""
+        outbox.is_busy = is_busy
+        src = outbox.src
+        call = (src, src.incarnation, outbox.dst.peer, is_busy)
+        self._agenda.at(self._agenda.now, self._line_is, *call)
+
+    def _line_is(self, src: Port, incarnation: int, dst: PeerId, is_busy: bool) -> None:
+        if src.alive and src.incarnation == incarnation:
+            self._line_changed(src, dst, is_busy)
 
     def _sent(
         self, src: Port, incarnation: int, dst: Port, message: Message, size: int, delay_s: float
@@ -97,6 +116,8 @@ class Datagrams:
             return
         if not outbox.waiting:
             del src.outboxes[dst.peer]
+            if outbox.is_busy:
+                self._tell(outbox, is_busy=False)
             return
         message, size, delay_s = outbox.waiting.pop(next(iter(outbox.waiting)))
         if size <= SMALL_BYTES:

@@ -20,6 +20,8 @@ from flwr_moshpit.protocol.machine import (
     ComputeFailed,
     Event,
     Learned,
+    LineBusy,
+    LineFree,
     LinkLost,
     Message,
     Start,
@@ -39,7 +41,19 @@ _pack = Struct("<dBii").pack
 _KINDS: dict[type[Any], int] = {
     kind: number
     for number, kind in enumerate(
-        (Start, TimerFired, ComputeDone, ComputeFailed, ViewChanged, Learned, LinkLost, Stop), 1
+        (
+            Start,
+            TimerFired,
+            ComputeDone,
+            ComputeFailed,
+            ViewChanged,
+            Learned,
+            LinkLost,
+            Stop,
+            LineBusy,
+            LineFree,
+        ),
+        1,
     )
 }
 
@@ -149,6 +163,6 @@ def _identity(event: Event) -> str:
         return f"{len(event.view)} {event.joined} {event.lost}"
     if isinstance(event, Learned):
         return f"{event.record.key} {event.record.rank}"
-    if isinstance(event, LinkLost):
+    if isinstance(event, LinkLost | LineBusy | LineFree):
         return event.peer
     return repr(event)

@@ -77,7 +77,13 @@ class Engine:
             self._agenda, np.random.default_rng([seed, 1]), delays, host.tell
         )
         self._transport = host.transport = Transport(
-            self._agenda, seed, array_scale, delays.loss_s, host.received, host.link_lost
+            self._agenda,
+            seed,
+            array_scale,
+            delays.loss_s,
+            host.received,
+            host.link_lost,
+            host.line_changed,
         )
         self._backend = backend
         self._jobs: JobPool | None = None

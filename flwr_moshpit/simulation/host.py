@@ -14,6 +14,8 @@ from flwr_moshpit.protocol.machine import (
     Effect,
     Event,
     Finish,
+    LineBusy,
+    LineFree,
     LinkLost,
     Machine,
     Message,
@@ -63,6 +65,10 @@ class Host:
     def link_lost(self, port: Port, lost: PeerId) -> None:
         """What `port` sent to, or expected from, `lost` will not come."""
         self.tell(port.index, LinkLost(lost))
+
+    def line_changed(self, port: Port, peer: PeerId, is_busy: bool) -> None:
+        """Whether what `port` has for `peer` that is not ordered must wait."""
+        self.tell(port.index, LineBusy(peer) if is_busy else LineFree(peer))
 
     def tell_incarnation(self, peer: Peer, incarnation: int, event: Event) -> None:
         """Hand `event` to `peer` if it is still the same process."""

@@ -31,9 +31,11 @@ class Transport:
         detection_s: tuple[float, float],
         received: Callable[[Port, Port, Message], None],
         link_lost: Callable[[Port, PeerId], None],
+        line_changed: Callable[[Port, PeerId, bool], None] = lambda port, peer, is_busy: None,
     ) -> None:
         """`array_scale` multiplies the bytes of arrays; `detection_s` bounds the time that it takes
-        to notice that a peer cannot be reached. Calls `received(dst, src, message)`."""
+        to notice that a peer cannot be reached. Calls `received(dst, src, message)`, and
+        `line_changed(src, dst, is_busy)` about large messages of `Delivery.NEWEST`."""
         self.interceptors: list[Interceptor] = []
         self._agenda = agenda
         self._scale = array_scale
@@ -41,7 +43,7 @@ class Transport:
         self._ports: dict[PeerId, Port] = {}
         wire = Wire(agenda, random.Random(seed).random, received)
         self._streams = Streams(wire, detection_s, link_lost)
-        self._datagrams = Datagrams(wire)
+        self._datagrams = Datagrams(wire, line_changed)
 
     def add(self, port: Port) -> None:
         self._ports[port.peer] = port

@@ -36,11 +36,12 @@ class Station:
         self.peer = transport.peer
         self.inbox: list[tuple[PeerId, Message]] = []
         self.lost: list[PeerId] = []
+        self.lines: list[tuple[PeerId, bool]] = []
         self._take = take
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        await self.transport.start(self._on_message, self._on_link_lost)
+        await self.transport.start(self._on_message, self._on_link_lost, self._on_line)
 
     def send(self, dst: Station, message: Message) -> None:
         self.transport.send(dst.peer, message)
@@ -64,6 +65,10 @@ class Station:
         self.inbox.append((src, message))
         self._changed.set()
         return None if self._take is None else self._take(src, message)
+
+    def _on_line(self, peer: PeerId, is_busy: bool) -> None:
+        self.lines.append((peer, is_busy))
+        self._changed.set()
 
     def _on_link_lost(self, peer: PeerId) -> None:
         self.lost.append(peer)

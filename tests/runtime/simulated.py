@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from flwr_moshpit.protocol.machine import Message, PeerId
-from flwr_moshpit.runtime.neighbour import OnLinkLost, OnMessage
+from flwr_moshpit.runtime.neighbour import OnLine, OnLinkLost, OnMessage
 from flwr_moshpit.simulation.agenda import Agenda
 from flwr_moshpit.simulation.network import Link
 from flwr_moshpit.simulation.ports import Port
@@ -21,13 +21,18 @@ class SimulatedNetwork:
         self.agenda = Agenda()
         self.ports: dict[PeerId, Port] = {}
         self.transports: dict[PeerId, SimulatedTransport] = {}
-        self.network = Transport(self.agenda, 1, 1.0, (0.5, 1.5), self._received, self._link_lost)
+        self.network = Transport(
+            self.agenda, 1, 1.0, (0.5, 1.5), self._received, self._link_lost, self._line
+        )
 
     def _received(self, dst: Port, src: Port, message: Message) -> None:
         self.transports[dst.peer].on_message(src.peer, message)
 
     def _link_lost(self, port: Port, peer: PeerId) -> None:
         self.transports[port.peer].on_link_lost(peer)
+
+    def _line(self, port: Port, peer: PeerId, is_busy: bool) -> None:
+        self.transports[port.peer].on_line(peer, is_busy)
 
 
 class SimulatedTransport:
@@ -39,8 +44,13 @@ class SimulatedTransport:
         self.refusals: Counter[str] = Counter()
         self._net = net
 
-    async def start(self, on_message: OnMessage, on_link_lost: OnLinkLost) -> None:
-        self.on_message, self.on_link_lost = on_message, on_link_lost
+    async def start(
+        self,
+        on_message: OnMessage,
+        on_link_lost: OnLinkLost,
+        on_line: OnLine = lambda peer, is_busy: None,
+    ) -> None:
+        self.on_message, self.on_link_lost, self.on_line = on_message, on_link_lost, on_line
         net = self._net
         port = net.ports.get(self.peer)
         if port is None:

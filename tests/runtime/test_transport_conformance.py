@@ -222,6 +222,19 @@ def test_a_newer_message_replaces_the_one_that_waits(kind: str) -> None:
     run(kind, scenario)
 
 
+@EVERYWHERE
+def test_a_sender_is_told_while_what_is_newest_has_to_wait(kind: str) -> None:
+    async def scenario(stations: Stations) -> None:
+        a, b = await stations.add("a"), await stations.add("b")
+        a.send(b, push(0, 1 << 18))
+        await a.until(lambda: (b.peer, False) in a.lines)
+        assert a.lines == [(b.peer, True), (b.peer, False)]
+        await b.until(lambda: len(b.inbox) == 1)
+        assert b.lines == []
+
+    run(kind, scenario)
+
+
 @REAL_ONLY
 def test_a_peer_that_takes_nothing_is_sent_a_bounded_amount(kind: str) -> None:
     async def scenario(stations: Stations) -> None:

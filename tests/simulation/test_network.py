@@ -13,6 +13,8 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.machine import (
     Effect,
     Event,
+    LineBusy,
+    LineFree,
     LinkLost,
     Message,
     PeerId,
@@ -405,6 +407,20 @@ class TestDatagrams:
         swarm.run()
         assert swarm[1].numbers() == expected
         assert swarm.engine.usage(swarm.peers[0]).sent_bytes == 3 * size
+
+    def test_the_sender_is_told_while_a_large_one_has_to_wait(self) -> None:
+        swarm = started(2, network=Network.uniform(uplink_bytes_per_s=1e4, latency_s=0.5))
+        swarm.send(0, 1, *(Bulletin(number, 100_000, "a") for number in range(3)))
+        swarm.send(0, 1, Bulletin(10, 100_000, "b"))
+        swarm.at(50.0, swarm.send, 0, 1, Bulletin(11, 100_000, "a"))
+        swarm.at(52.0, swarm.engine.partition, [swarm.peers[:1]])
+        swarm.run()
+        assert swarm[0].events(LineBusy) == [LineBusy(swarm.peers[1])] * 2
+        assert swarm[0].events(LineFree) == [LineFree(swarm.peers[1])] * 2
+        (first, second), began = swarm[0].times(LineFree), swarm[0].times(LineBusy)[0]
+        assert first - began == pytest.approx(20.0, rel=0.01), "when the last has left"
+        assert second == pytest.approx(52.0, abs=0.1), "what waited for the other side is lost"
+        assert swarm[1].events(LineBusy) == []
 
     def test_what_waits_dies_with_its_sender(self) -> None:
         swarm = started(2, network=Network.uniform(uplink_bytes_per_s=1e4))
