@@ -133,9 +133,9 @@ def _rfast_steps(dim: int, rounds: int) -> Figures:
     simulation = Simulation(
         RFast(), trainer, fleet=Fleet.uniform("jetson-orin-nano", 1_000), seed=0
     )
-    trainer.cpu_s = 0.0
+    trainer.spent_s = 0.0
     figures = _measured(simulation, rounds)
-    return replace(figures, trainer_s=trainer.cpu_s)
+    return replace(figures, trainer_s=trainer.spent_s)
 
 
 def _watch() -> Figures:
@@ -149,9 +149,9 @@ def _watch() -> Figures:
         fleet=Fleet.parse(settings.fleet, settings.peers),
         seed=settings.seed,
     )
-    trainer.cpu_s = 0.0  # until here it loaded its data, which is not the run's
+    trainer.spent_s = 0.0  # until here it loaded its data, which is not the run's
     figures = _measured(simulation, 5)
-    return replace(figures, trainer_s=trainer.cpu_s)
+    return replace(figures, trainer_s=trainer.spent_s)
 
 
 _MORE_DIM = 10_000
