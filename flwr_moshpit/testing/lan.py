@@ -1,17 +1,22 @@
 """A LAN inside this machine: network namespaces on a bridge, for tests of real peers.
 
-Needs Linux, root and iproute2; a closed place needs iptables as well. `reason_against` says what is
-missing. Everything is removed when the `with` block ends, processes in the namespaces included.
+Needs Linux, root and iproute2; a closed place needs iptables as well, a line that delays or loses
+packets (`impaired_line.py`) /dev/net/tun. `reason_against` says what is missing. Everything is
+removed when the `with` block ends, processes in the namespaces included.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
+
+from flwr_moshpit.testing import impaired_line
 
 SUBNET = "10.77.0"
 PREFIX = "fm"
@@ -20,13 +25,15 @@ QUEUE_S = 0.2
 """How long a packet may wait for its turn on a line whose rate is limited, as in home routers."""
 
 
-def reason_against(*, closed: bool = False) -> str | None:
+def reason_against(*, closed: bool = False, impaired: bool = False) -> str | None:
     """Why no LAN can be made here, or None."""
     if not sys.platform.startswith("linux"):
         return "network namespaces are Linux's"
     for tool in ("ip", "tc", *(["iptables"] if closed else [])):
         if shutil.which(tool, path=_PATH) is None:
             return f"there is no {tool}"
+    if impaired and not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "/dev/net/tun is missing or closed"
     name = f"{PREFIX}{os.getpid()}probe"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, env=_ENV)
     if made.returncode:
@@ -42,6 +49,7 @@ class Lan:
         self.addresses: dict[str, str] = {}
         self._base = f"{PREFIX}{os.getpid()}"
         self._namespaces: list[str] = []
+        self._lines: dict[str, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> Lan:
         self._bridge = self._make_namespace("lan")
@@ -55,6 +63,9 @@ class Lan:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for line in self._lines.values():
+            line.kill()
+            line.communicate()
         for name in self._namespaces:
             with contextlib.suppress(OSError):
                 # What cannot be removed is no reason to leave the others behind.
@@ -63,13 +74,25 @@ class Lan:
                     subprocess.run(["kill", "-9", *pids], env=_ENV, capture_output=True)
                 _run(f"ip netns del {name}")
 
-    def add(self, place: str, *, closed: bool = False, bytes_per_s: float | None = None) -> str:
+    def add(
+        self,
+        place: str,
+        *,
+        closed: bool = False,
+        bytes_per_s: float | None = None,
+        delay_s: float = 0.0,
+        loss: float = 0.0,
+    ) -> str:
         """A new place; returns its address. closed: nobody can open a connection to it, as behind
-        NAT. bytes_per_s: of its line, in either direction."""
+        NAT. bytes_per_s: of its line, in either direction. delay_s: how long a packet takes over
+        its line, one way; loss: how likely it never arrives."""
         name, number = self._make_namespace(place), len(self.addresses) + 1
         address = self.addresses[place] = f"{SUBNET}.{number}"
         port = self._port(place)
-        _run(f"ip link add {port} netns {self._bridge} type veth peer name eth0 netns {name}")
+        if delay_s or loss:
+            self._lines[place] = self._impaired(name, port, delay_s, loss, seed=number)
+        else:
+            _run(f"ip link add {port} netns {self._bridge} type veth peer name eth0 netns {name}")
         self._in(self._bridge, f"ip link set {port} master br0 up")
         self._in(name, f"ip addr add {address}/16 dev eth0")
         self._in(name, "ip link set eth0 up")
@@ -80,6 +103,16 @@ class Lan:
         if bytes_per_s is not None:
             self.limit(place, bytes_per_s)
         return address
+
+    def count(self, place: str) -> dict[str, int]:
+        """How many frames an impaired line has "carried" and "dropped" so far."""
+        line = self._lines[place]
+        assert line.stdin is not None
+        assert line.stdout is not None
+        line.stdin.write("\n")
+        line.stdin.flush()
+        counted: dict[str, int] = json.loads(line.stdout.readline())
+        return counted
 
     def limit(self, place: str, bytes_per_s: float) -> None:
         """Let no more through than `bytes_per_s`, packet headers included, each way."""
@@ -121,6 +154,23 @@ class Lan:
         self._namespaces.append(name)
         self._in(name, "ip link set lo up")
         return name
+
+    def _impaired(
+        self, name: str, port: str, delay_s: float, loss: float, seed: int
+    ) -> subprocess.Popen[str]:
+        command = [sys.executable, "-S", str(Path(impaired_line.__file__))]
+        ends = [self._bridge, port, name, "eth0"]
+        line = subprocess.Popen(
+            [*command, *ends, str(delay_s), str(loss), str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert line.stdout is not None
+        if not line.stdout.readline():
+            line.communicate()
+            raise OSError(f"no impaired line to {name}")
+        return line
 
     def _in(self, namespace: str, command: str) -> None:
         _run(f"ip netns exec {namespace} {command}")
