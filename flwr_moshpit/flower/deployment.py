@@ -37,6 +37,9 @@ from flwr_moshpit.observe.swarm_results import (
 from flwr_moshpit.protocol.machine import Vector
 from flwr_moshpit.settings import RunSettings
 
+RESULTS_PART = 0.005
+"""Of the bytes that the peers have exchanged: so much of it at most passes through Flower when
+several peers' results do."""
 _SIMULATED = ("fleet", "catalogue", "faults", "workers", "cost-as", "until")
 
 
@@ -92,44 +95,76 @@ def train_on_supernodes(app: App, grid: Grid, run_config: Mapping[str, Any]) -> 
 
 
 def result_of(crew: Crew, initial: Vector) -> Vector:
-    """The parameters that most peers have ended with, checked against what each has said before.
+    """The parameters that the peers have ended with, checked against what each has said before.
 
+    Those of one peer, where several have the same. Where none has, as with R-FAST, the mean of as
+    many as may pass through Flower, by their weights: the swarm's model, as everywhere else.
     Raises MoshpitError if nobody can give them.
     """
     finished = [m for m in crew.members.values() if m.state == "finished" and m.end is not None]
     counts = Counter(str(member.end["sha256"]) for member in finished if member.end)
     finished.sort(key=lambda member: -counts[member.end["sha256"]] if member.end else 0)
+    equal = max(counts.values(), default=1)
+    wanted = 1 if equal > 1 else _affordable(finished, initial.nbytes)
+    found: list[tuple[Member, Vector]] = []
     for member in finished:
-        assert member.end is not None
-        reply = crew.ask(member, "result", peer=member.peer)
-        if reply is None:
-            continue
-        params: Vector = reply.content.array_records["arrays"]["params"].numpy()
-        wanted = member.end["sha256"]
-        if hashlib.sha256(np.ascontiguousarray(params).data).hexdigest() != wanted:
-            log().error("what %s sends is not what it has finished with", member.name)
-            continue
-        if params.shape != initial.shape or params.dtype != initial.dtype:
-            log().error("%s sends another model: %s", member.name, params.shape)
-            continue
-        _log_agreement(finished, member, counts[wanted], params)
-        return params
-    raise MoshpitError("no peer gives its parameters")
+        params = _fetched(crew, member, initial)
+        if params is not None:
+            found.append((member, params))
+        if len(found) == wanted:
+            break
+    if not found:
+        raise MoshpitError("no peer gives its parameters")
+    _log_agreement(finished, [member for member, _ in found], counts, initial.size)
+    if len(found) == 1:
+        return found[0][1]
+    weights = np.array([float((member.end or {}).get("weight", 1.0)) for member, _ in found])
+    if not weights.sum() > 0:
+        weights = np.ones(len(found))
+    mean = np.zeros(initial.shape, np.float64)
+    for weight, (_, params) in zip(weights / weights.sum(), found, strict=True):
+        mean += weight * params
+    return mean.astype(initial.dtype)
 
 
-def _log_agreement(finished: Sequence[Member], member: Member, equal: int, params: Vector) -> None:
+def _affordable(finished: Sequence[Member], vector_bytes: int) -> int:
+    """How many results may pass through Flower; one does at any rate."""
+    sent_bytes = sum(int((member.end or {}).get("sent-bytes", 0)) for member in finished)
+    return max(1, int(RESULTS_PART * sent_bytes / vector_bytes))
+
+
+def _fetched(crew: Crew, member: Member, initial: Vector) -> Vector | None:
+    """What `member` has finished with; None if it does not give that."""
+    assert member.end is not None
+    reply = crew.ask(member, "result", peer=member.peer)
+    if reply is None:
+        return None
+    params: Vector = reply.content.array_records["arrays"]["params"].numpy()
+    if hashlib.sha256(np.ascontiguousarray(params).data).hexdigest() != member.end["sha256"]:
+        log().error("what %s sends is not what it has finished with", member.name)
+        return None
+    if params.shape != initial.shape or params.dtype != initial.dtype:
+        log().error("%s sends another model: %s", member.name, params.shape)
+        return None
+    return params
+
+
+def _log_agreement(
+    finished: Sequence[Member], givers: Sequence[Member], counts: Mapping[str, int], size: int
+) -> None:
+    first = givers[0].end or {}
     log().info(
         "%d parameters from %s; %d of %d peers have the same, bit for bit",
-        len(params),
-        member.name,
-        equal,
+        size,
+        givers[0].name if len(givers) == 1 else f"the mean of {len(givers)} peers",
+        counts[first["sha256"]],
         len(finished),
     )
     samples = [np.array(m.end["sample"]) for m in finished if m.end is not None]
-    here = np.array((member.end or {})["sample"])
+    here = np.array(first["sample"])
     scale = float(np.linalg.norm(here)) or 1.0
     far = max(float(np.linalg.norm(sample - here)) for sample in samples) / scale
-    log().info("the one farthest from it differs by %.1e of its norm", far)
+    log().info("the one farthest from %s differs by %.1e of its norm", givers[0].name, far)
 
 
 def _results(
@@ -163,6 +198,7 @@ def _results(
         coverage=float(np.mean(coverages)) if coverages else None,
         wait_s=float(np.mean(waits_s)) if waits_s else None,
         alive=len(reachable),
+        failed={m.name: m.end["error"] for m in members if m.end and "error" in m.end},
         rounds=rounds,
         settings={**described(settings), "peers": len(members)},
     )

@@ -46,6 +46,8 @@ class Device:
     dies_s: float | None = None
     params: Any = field(default_factory=lambda: PARAMS)
     lies: bool = False
+    weight: float = 1.0
+    sent_bytes: int = 0
     raises: bool = False
     reached_by: tuple[int, ...] | None = None
     """Clients that can dial it; None for all."""
@@ -110,6 +112,7 @@ class Device:
         end = None
         if completed == ROUNDS:
             end = {"finished": True, "sha256": self._sha256(), "sample": [1.0, 2.0]}
+            end |= {"weight": self.weight, "sent-bytes": self.sent_bytes}
         is_dead = self.dies_s is not None and now >= self.dies_s
         return {
             "alive": not is_dead,
@@ -373,6 +376,25 @@ def test_the_parameters_of_most_are_taken_and_checked(
     with pytest.raises(MoshpitError, match="no peer gives its parameters"):
         result_of(liars, PARAMS)
     assert "what client-0 sends is not what it has finished with" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sent_bytes", "fetched", "expected"),
+    [(10**6, 3, PARAMS + 6 / 4), (3_200, 2, PARAMS + 2 / 3), (0, 1, PARAMS)],
+)
+def test_the_result_of_peers_that_differ_is_their_mean_as_far_as_flower_may_carry_it(
+    make: Make, sent_bytes: int, fetched: int, expected: Any
+) -> None:
+    devices = [
+        Device(client, params=PARAMS + 2 * client, weight=weight, sent_bytes=sent_bytes)
+        for client, weight in ((0, 2.0), (1, 1.0), (2, 1.0))
+    ]
+    crew, grid, _ = make(*devices, min_members=3)
+    crew.run()
+    params = result_of(crew, PARAMS)
+    np.testing.assert_allclose(params, expected, rtol=1e-6)
+    assert params.dtype == PARAMS.dtype
+    assert grid.arrays == ["result"] * fetched
 
 
 def test_a_swarm_is_resumed_with_peers_that_run(make: Make) -> None:
