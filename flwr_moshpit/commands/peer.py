@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from flwr_moshpit.commands.ca import parse_contacts
 from flwr_moshpit.commands.swarm import swarm_settings
-from flwr_moshpit.errors import ConfigError, TrainerError
+from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.flower.profile import suited, trainer_threads
@@ -156,41 +156,12 @@ async def _run(
 
         if events is not None:
             observers.append(events)
-        failures = Failures(lambda: running.driver.stop())
-        observers.append(failures)
         running = Peer(settings, compute, offer, observers=observers, on_address=say_address)
         del offer  # It holds a model, which the machine moves on from.
-        await running.driver.run(signals=True)
-        failures.check()
+        await running.run(signals=True)
         if running.stopped:
             voice.say("stopped by the swarm's authority")
     return running
-
-
-class Failures:
-    """An observer that calls `stop` when training has failed again and again, with no success in
-    between: such a peer is of no use to the others, and fills its disk with what it says."""
-
-    MAX = 10
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-        self._errors: list[str] = []
-
-    def __call__(self, now: float, peer: PeerId | None, report: Report) -> None:
-        if report.name == "training_failed":
-            self._errors.append(str(report.values["error"]))
-            if len(self._errors) == self.MAX:
-                self._stop()
-        elif report.name == "round" and report.values.get("examples", 1):
-            self._errors.clear()
-
-    def check(self) -> None:
-        """Raises TrainerError if they were too many."""
-        if len(self._errors) >= self.MAX:
-            raise TrainerError(
-                f"training failed {len(self._errors)} times in a row: {self._errors[-1]}"
-            )
 
 
 def _save(folder: Path, task: Task, params: Vector) -> None:

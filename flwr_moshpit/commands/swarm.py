@@ -12,7 +12,7 @@ from rich.console import Console
 
 from flwr_moshpit.commands.swarm_run import SwarmRun
 from flwr_moshpit.commands.swarm_table import SwarmTable
-from flwr_moshpit.errors import ConfigError, MoshpitError
+from flwr_moshpit.errors import ConfigError, MoshpitError, TrainerError
 from flwr_moshpit.flower.app import App, load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.observe.folder import run_folder
@@ -67,6 +67,9 @@ def swarm(
                 )
             results = run.run()
         results.save(folder)
+        if len(results.failed) == settings.peers:
+            peer, what = next(iter(results.failed.items()))
+            raise TrainerError(f"{peer}, as all others: {what}; see {folder / EVENTS}")
         if not results.alive and not results.interrupted:
             raise MoshpitError(f"no peer is left: see {folder / EVENTS} for what they told")
         console.print(results.table())

@@ -12,7 +12,6 @@ from types import TracebackType
 import numpy as np
 
 from flwr_moshpit.commands.swarm_table import PeerRow, SwarmTable
-from flwr_moshpit.errors import TrainerError
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.swarm_results import (
     EVENTS,
@@ -23,6 +22,7 @@ from flwr_moshpit.observe.swarm_results import (
 )
 from flwr_moshpit.protocol.machine import PeerId, Report, Vector
 from flwr_moshpit.runtime.compute import MakeTrainer
+from flwr_moshpit.runtime.failures import Failures
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.worker import (
     End,
@@ -73,6 +73,7 @@ class SwarmRun:
         self._measured_round = 0
         self._next_measure_at = 0.0
         self._finished: dict[PeerId, None] = {}
+        self._failures = {peer: Failures() for peer in swarm.living}
         self._ended: dict[PeerId, Model | None] = {}
         """The last models of those who have ended by themselves."""
         self._began_at: float | None = None
@@ -97,8 +98,9 @@ class SwarmRun:
         self._exit.close()
 
     def run(self) -> SwarmResults:
-        """Until every living peer has finished, or Ctrl-C. Raises what stops a peer from training:
-        ConfigError, or TrainerError where the app's code raises."""
+        """Until every living peer has finished, or Ctrl-C; without those whose training fails and
+        fails. Raises what stops a peer from beginning: ConfigError, or TrainerError where the
+        app's code raises."""
         interrupted = False
         try:
             while not self.done:
@@ -165,7 +167,9 @@ class SwarmRun:
                 self._models[peer] = told
                 self._answered(peer)
             case Failed():
-                raise told.error()
+                if self._failures[peer].told is None:
+                    raise told.error()
+                self.table.say(f"{peer} has ended: {told.text}")
             case Ended():
                 row.state = "ended"
                 self._ended[peer] = told.model
@@ -180,8 +184,7 @@ class SwarmRun:
     def _report(self, peer: PeerId, row: PeerRow, told: Reported) -> None:
         report = told.report
         self._write(told.at - self.swarm.began_at, peer, report)
-        if report.name == "training_failed" and self._done_at is None:
-            raise TrainerError(str(report.values["error"]))
+        self._failures[peer](told.at, peer, report)
         if self._began_at is None and report.name in ("plan", "group", "round"):
             self._began_at = told.at
         if report.name != "round":
@@ -247,6 +250,7 @@ class SwarmRun:
             coverage=float(np.mean(self._coverages)) if self._coverages else None,
             wait_s=float(np.mean(self._waits_s)) if self._waits_s else None,
             alive=alive,
+            failed={p: each.told for p, each in self._failures.items() if each.told is not None},
             rounds=self.table.round,
             settings=described(self._settings),
         )

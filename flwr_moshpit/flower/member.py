@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr_moshpit.flower.compat import log
 from flwr_moshpit.protocol.machine import PeerId
+from flwr_moshpit.runtime.failures import in_short
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Member:
                 if "wait_s" in report:
                     self.waits_s.append(float(report["wait_s"]))
             case "training_failed":
-                log().error("%s: training failed: %s", self.name, _in_short(report["error"]))
+                log().error("%s: training failed: %s", self.name, in_short(report["error"]))
             case "derived":
                 log().info("%s: %s", self.name, report["what"])
             case "peer" if report["status"] == "dead":
@@ -74,9 +74,3 @@ def progress(members: Iterable[Member], min_members: int, until_round: int | Non
     if until_round is not None:
         completed = min(completed, until_round)
     return f"round {completed}{until}, {heard} of {len(members)} peers heard{coverage}"
-
-
-def _in_short(error: str) -> str:
-    """The line of a traceback that says what the app raised; all of it is in events.jsonl."""
-    found = re.search(r"client \d+, step \d+: .+", error)
-    return found[0] if found else error.rstrip().rpartition("\n")[2]

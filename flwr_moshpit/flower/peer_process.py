@@ -195,7 +195,7 @@ async def _drive(folder: PeerFolder, peer: Peer, limit_s: float) -> None:
     loop.call_later(limit_s, driver.stop)
     watching = loop.create_task(_tell_finished(folder, peer))
     try:
-        await driver.run(signals=True)
+        await peer.run(signals=True)
     finally:
         watching.cancel()
     if driver.result is None and driver.last_model is not None:

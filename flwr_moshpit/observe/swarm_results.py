@@ -52,6 +52,8 @@ class SwarmResults:
     wait_s: float | None
     """Mean over all peers' rounds, from the end of training to the beginning of the exchange."""
     alive: int
+    failed: Mapping[str, str]
+    """Peers whose training kept failing to the end, and what failed."""
     rounds: int
     settings: Mapping[str, Any]
 
@@ -78,6 +80,7 @@ class SwarmResults:
             "bytes": self.bytes,
             "rounds": self.rounds,
             "alive": self.alive,
+            "failed": self.failed,
             "coverage": self.coverage,
             "wait_s": self.wait_s,
             "interrupted": self.interrupted,
@@ -85,7 +88,7 @@ class SwarmResults:
         }
 
     def table(self) -> str:
-        """The end of the run in two lines."""
+        """The end of the run in two lines, and one for each peer that failed."""
         parts = [] if self.accuracy is None else [f"accuracy {self.accuracy:.4f}"]
         ended = "interrupted after" if self.interrupted else "done in"
         parts.append(f"{ended} {duration(self.wall_s)} of real time")
@@ -96,7 +99,8 @@ class SwarmResults:
         if self.wait_s is not None:
             second.append(f"mean wait {duration(self.wait_s)}")
         second.append(f"{duration(self.start_s)} to start")
-        return f"{', '.join(parts)}\n{', '.join(second)}"
+        failed = [f"{peer}: {what}" for peer, what in self.failed.items()]
+        return "\n".join([", ".join(parts), ", ".join(second), *failed])
 
     def save(self, folder: Path) -> None:
         """Write summary.json and model.npz; events.jsonl was written while the run went on."""

@@ -21,6 +21,7 @@ from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.compute import Compute, Offer, Task
 from flwr_moshpit.runtime.control import STOP_KEY, Control, Stop
 from flwr_moshpit.runtime.driver import Buildable, Driver, Schedule
+from flwr_moshpit.runtime.failures import Failures
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.relay import Relayed
@@ -70,7 +71,7 @@ class PeerSettings:
 
 
 class Peer:
-    """A peer that is about to run: `driver`, over `transport`."""
+    """A peer that is about to `run`: `driver`, over `transport`."""
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class Peer:
             )
         self.stopped = False
         """Whether the swarm's authority has stopped it."""
+        self._failures = Failures(lambda: self.driver.stop())
         control = Control(settings.identity, self.status, self._on_stop)
         self.transport = GrpcTransport(
             settings.identity,
@@ -131,11 +133,17 @@ class Peer:
             self._make,
             compute,
             schedule=settings.schedule,
-            observers=observers,
+            observers=[*observers, self._failures],
             recorder=None if settings.trace is None else Recorder(settings.trace),
             checkpoints=checkpoints,
             on_record=self._on_record,
         )
+
+    async def run(self, *, signals: bool = False) -> None:
+        """To its end; `signals`: which SIGINT and SIGTERM bring about. Raises TrainerError where
+        the client's training fails and fails, and what ends the driver."""
+        await self.driver.run(signals=signals)
+        self._failures.check()
 
     async def status(self) -> dict[str, Any]:
         """For people: who is there, what this peer is at, whom it waits for and since when."""

@@ -201,7 +201,7 @@ class _Worker:
             del offer  # It holds a model, which the machine moves on from.
             self._spawn(self._tell_finished(peer))
             try:
-                await peer.driver.run()
+                await peer.run()
             finally:
                 for task in self._tasks:
                     task.cancel()

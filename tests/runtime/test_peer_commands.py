@@ -16,12 +16,10 @@ import numpy as np
 import pytest
 
 from flwr_moshpit.cli import main
-from flwr_moshpit.commands.peer import Failures
 from flwr_moshpit.config import Moshpit
-from flwr_moshpit.errors import TrainerError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
-from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Report, Start, View
+from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Start, View
 from flwr_moshpit.runtime.control import Stop
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Invitation
 from flwr_moshpit.runtime.trace import Recipe, Recorder
@@ -107,26 +105,6 @@ def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().err
     assert "no peer answers at 127.0.0.1:1" in said
     assert "Traceback" not in said
-
-
-def test_a_peer_whose_training_always_fails_is_ended() -> None:
-    stops: list[None] = []
-    failures = Failures(lambda: stops.append(None))
-
-    def fail(times: int) -> None:
-        for number in range(times):
-            failures(0.0, PeerId("a"), Report("training_failed", {"error": "no data"}))
-            failures(0.0, PeerId("a"), Report("round", {"round": number, "examples": 0}))
-
-    fail(Failures.MAX - 1)
-    failures(0.0, PeerId("a"), Report("round", {"round": 9, "examples": 160}))
-    fail(Failures.MAX - 1)
-    failures.check()
-    assert not stops
-    fail(1)
-    assert len(stops) == 1
-    with pytest.raises(TrainerError, match="10 times in a row: no data"):
-        failures.check()
 
 
 def test_replay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
