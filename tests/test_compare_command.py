@@ -102,6 +102,24 @@ def test_algorithms_take_the_settings_that_they_have(
     assert "close to this target" not in said.out
 
 
+def test_steps_that_the_app_does_not_take_are_not_promised(
+    app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(app) / "client_app.py"
+    asked = 'steps, rate = msg.content["config"]["local-steps"],'
+    assert asked in file.read_text()
+    file.write_text(file.read_text().replace(asked, "steps, rate = 3,"))
+    project = Path(app) / "pyproject.toml"
+    project.write_text(project.read_text().replace("examples-per-step = 10", ""))
+    arguments = ["--algorithms", "moshpit,ring", "--peers", "2", "--seeds", "1"]
+    assert main(["compare", app, *arguments, "--out", str(tmp_path / "out")]) == 0
+    own = "each peer trains 4 times, for the app's own number of local steps"
+    said = capsys.readouterr().out
+    assert f"{own}; 2 runs" in said
+    assert "each peer takes" not in said
+    assert json.loads((tmp_path / "out" / "compare.json").read_text())["ends"] == own
+
+
 def test_a_target_that_the_start_has_is_remarked_upon(
     app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ def compare_app(
     with run_folder(out) as folder:
         if not quiet:
             notice(*next(iter(settings.values())).remarks)
+        contest = contest.asked_of_the_app()
         console.print(_header(contest))
         if quiet:
             comparison = compare(contest, workers=workers, out=folder)

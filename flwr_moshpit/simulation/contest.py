@@ -49,6 +49,8 @@ class Contest:
     """All runs end at this virtual time."""
     steps: int | None = None
     """Or each peer takes so many local steps, or the next multiple of a round's."""
+    takes_steps: bool = True
+    """Whether clients train for as many local steps as they are told; see `asked_of_the_app`."""
     target: float | None = None
     """Accuracy, or loss where the task has no accuracy; see `reach.derived_target`."""
     tries: int = 1
@@ -115,7 +117,24 @@ class Contest:
         """Where a run ends, in words."""
         if self.until_s is not None:
             return f"all runs end at {self.until_s:g} s of virtual time"
-        return f"each peer takes {self.steps} local steps"
+        if self.takes_steps:
+            return f"each peer takes {self.steps} local steps"
+        times: dict[int | None, list[str]] = {}
+        for name in self.algorithms:
+            times.setdefault(self.rounds_of(name), []).append(name)
+        told = [f"{number} times" for number in times]
+        if len(times) > 1:
+            told = [f"{number} times under {', '.join(who)}" for number, who in times.items()]
+        return f"each peer trains {'; '.join(told)}, for the app's own number of local steps"
+
+    def asked_of_the_app(self) -> Contest:
+        """With `takes_steps` as a client shows it on trial. Raises TrainerError where it fails."""
+        if self.steps is None:
+            return self
+        trainer = self.make_trainer(1.0)
+        trainer.prepare(self.peers, self.dtype)
+        trainer.cost()
+        return dataclasses.replace(self, takes_steps=getattr(trainer, "takes_steps", True))
 
     def rounds_of(self, name: str) -> int | None:
         """How many rounds of an algorithm make `steps`; None if time ends the runs."""
