@@ -102,6 +102,7 @@ def test_algorithms_take_the_settings_that_they_have(
     assert "close to this target" not in said.out
 
 
+@pytest.mark.filterwarnings("ignore:the app does not look at local-steps")
 def test_steps_that_the_app_does_not_take_are_not_promised(
     app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
