@@ -611,7 +611,7 @@ def test_an_inner_peer_relays_both_ways_without_a_gradient_of_its_own() -> None:
 
 
 def test_relays_are_not_more_frequent_than_four_a_step_of_the_root() -> None:
-    hand = attached_child()
+    hand = attached_child(lease_s=60.0)
     hand.hear(0, model(hand), later=1.0)
     edge = EdgeId(0, 0)
     pushes = 0

@@ -14,6 +14,7 @@ from flwr_moshpit.simulation.backend import InProcessBackend
 from flwr_moshpit.simulation.engine import Engine
 from flwr_moshpit.simulation.membership import Delays
 from flwr_moshpit.simulation.network import Link, Network
+from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
 
 SIZE = 12
@@ -102,6 +103,26 @@ def test_crashes_restarts_and_a_partition_are_survived() -> None:
     engine.run(600)
     assert roots(engine) == [keeper], "the larger side keeps its root"
     assert error(engine, trainer) < 1e-6
+
+
+def test_a_dead_root_is_replaced_within_three_seconds() -> None:
+    """What its children had pushed to it comes back when its lease is over for certain: this, not
+    membership's 2.4 s, is what takes longest."""
+    for seed in range(6):
+        trainer = QuadraticTrainer(flops_per_example=1e9)
+        delays = Delays(loss_s=(1.9, 2.4))
+        net = Swarm(trainer, peers=8, algorithm=RFast(), seed=seed, delays=delays)
+        net.begin()
+        net.advance(20 + seed / 7)
+        (root,) = roots(net.engine)
+        died_at = net.now
+        net.kill(root)
+        net.advance(3)
+        claims = [at for at, _, report in net.history.named("root") if at > died_at]
+        assert claims, "nobody took its place"
+        assert min(claims) - died_at > 2.4, "else it is not the lease that this test looks at"
+        net.advance(3)
+        assert len(roots(net.engine)) == 1
 
 
 def test_one_seed_is_one_run() -> None:
