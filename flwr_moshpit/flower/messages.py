@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from flwr_moshpit.errors import TrainerError
+from flwr_moshpit.flower.compat import fill
 from flwr_moshpit.protocol.machine import Evaluated, Vector
 from flwr_moshpit.vector import Layout
 
@@ -24,7 +25,8 @@ class Config(ConfigRecord):
     """A message's config, which knows whether the app looked for the number of local steps."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__({name: value for name, value in values.items() if value is not None})
+        super().__init__()
+        fill(self, {name: value for name, value in values.items() if value is not None})
         self.steps_were_read = False
 
     def __getitem__(self, key: str) -> Any:
