@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from flwr_moshpit.flower import load_app
@@ -11,6 +14,9 @@ from tests.flower.flower_processes import Deployment, flwr, wait_until
 
 LONG_S = 600.0
 """Far more than anything takes on a busy machine with two cores."""
+
+STOPPED_S = 60.0
+"""By then all peers have ended of a run that was stopped, where one of them can be dialled."""
 
 
 def peer_pids(deployment: Deployment) -> dict[str, int]:
@@ -48,6 +54,13 @@ def stop(deployment: Deployment, run_id: str) -> None:
 def wait_for_rounds(deployment: Deployment, peer: str, more: int) -> None:
     before = rounds_of(deployment, peer)
     wait_until(lambda: rounds_of(deployment, peer) >= before + more, LONG_S, f"rounds of {peer}")
+
+
+def wait_for_all_to_end(pids: Iterable[int]) -> None:
+    """Of a run that was stopped just now."""
+    began_at, ends = time.monotonic(), list(pids)
+    wait_until(lambda: all(map(ended, ends)), STOPPED_S, "all peers end")
+    logging.getLogger(__name__).info("all ended after %.0f s", time.monotonic() - began_at)
 
 
 def controllers(deployment: Deployment) -> str:

@@ -16,7 +16,16 @@ pytest.importorskip("sklearn")
 
 from flwr_moshpit.flower import load_app
 from tests.flower.flower_processes import FLWR_BIN, Deployment, wait_until
-from tests.flower.swarms import LONG_S, begin, ended, peer_pids, wait_for_rounds
+from tests.flower.swarms import (
+    LONG_S,
+    begin,
+    controllers,
+    ended,
+    peer_pids,
+    stop,
+    wait_for_all_to_end,
+    wait_for_rounds,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -70,16 +79,28 @@ def test_a_device_that_is_gone_comes_back_and_a_stop_by_hand_ends_all(
     address = json.loads((authority / "peers.json").read_text())["client-0"]
     command = [str(FLWR_BIN / "flwr-moshpit"), "stop", address, "--authority", str(authority)]
     subprocess.run(command, env=deployment.env, check=True)
-    wait_until(lambda: all_ended(deployment), LONG_S, "all peers end")
+    wait_for_all_to_end(peer_pids(deployment).values())
 
 
-def test_peers_whom_nobody_reaches_end_by_their_budget(deployment: Deployment) -> None:
+@pytest.mark.parametrize("nobody", ["no SuperLink", "none is dialable"])
+def test_peers_whom_nobody_reaches_end_by_their_budget(deployment: Deployment, nobody: str) -> None:
     for number in range(2):
         deployment.start_supernode(number, of=2)
-    begin(deployment, f"{ENDLESS} min-supernodes=2 budget-h=0.01")
+    run_id = begin(deployment, f"{ENDLESS} min-supernodes=2 budget-h=0.02")
     wait_for_rounds(deployment, "client-0", 1)
-    deployment.kill("superlink")
+    if nobody == "no SuperLink":
+        deployment.kill("superlink")
+    else:
+        # As from a SuperLink that is not in the peers' network.
+        [authority] = Path(deployment.env["FLWR_HOME"], "moshpit").glob("*/authority")
+        file = authority / "peers.json"
+        wait_until(lambda: len(json.loads(file.read_text())) == 2, LONG_S, "both are noted")
+        file.write_text(json.dumps({"client-0": "127.0.0.1:1"}))
+        stop(deployment, run_id)
     wait_until(lambda: all_ended(deployment), LONG_S, "all peers end")
     files = list(Path(deployment.env["FLWR_HOME"], "moshpit").glob("*/client-*/end.json"))
     assert len(files) == 2
     assert not any(json.loads(file.read_text())["finished"] for file in files)
+    if nobody == "none is dialable":
+        told = "no peer can be reached: they end by their budget"
+        wait_until(lambda: told in controllers(deployment), LONG_S, told)

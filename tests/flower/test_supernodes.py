@@ -26,6 +26,7 @@ from tests.flower.swarms import (
     ended,
     peer_pids,
     stop,
+    wait_for_all_to_end,
     wait_for_rounds,
 )
 
@@ -116,7 +117,7 @@ def test_peers_outlive_supernodes_and_the_superlink_until_the_run_is_stopped(
     wait_until(resumed, LONG_S, "the new run hears all peers")
     assert peer_pids(deployment) == pids
     stop(deployment, run_id)
-    wait_until(lambda: all(map(ended, pids.values())), LONG_S, "all peers end")
+    wait_for_all_to_end(pids.values())
     assert "the run was stopped" in controllers(deployment)
 
 
@@ -166,5 +167,6 @@ def test_a_taken_port_a_killed_peer_and_an_app_that_raises(
 
         wait_until(said_all, LONG_S, f"the log says {wanted}")
         stop(deployment, run_id)
-        pids = [pid for name, pid in peer_pids(deployment).items() if name != "client-2"]
-        wait_until(lambda: all(map(ended, pids)), LONG_S, "all peers end")
+        wait_for_all_to_end(
+            pid for name, pid in peer_pids(deployment).items() if name != "client-2"
+        )
