@@ -13,6 +13,9 @@ Lines carry packets whole or not at all: where one more packet waits than a rout
 is lost, and TCP sends it again. The simulator's lines are fluid. So real rounds of Moshpit, which
 end with the last packet, take longer than simulated; shares are cut into several parts here, so
 that a line has something to carry while others wait for it.
+
+What does not hold yet: R-FAST's pace agrees, but at 50 Mbit/s real models are 4 to 7 points worse
+after as many rounds; and TCP under delay and loss is slower than the simulator's streams.
 """
 
 from __future__ import annotations
@@ -98,7 +101,7 @@ SETTINGS = [
         6,
         20.0,
         width={"moshpit": 8_000, "rfast": 600},
-        rounds={"moshpit": 16, "rfast": 200},
+        rounds={"moshpit": 16, "rfast": 300},
         settings={"moshpit": {"group_size": 3, "part_bytes": 1 << 17}, "rfast": {"fan_out": 2}},
     ),
     Setting(
