@@ -119,7 +119,7 @@ class Limits:
     def of(cls, params: Vector) -> Limits:
         """For models like `params`, (d,). What comes from all groupmates at once is held in memory
         until it is taken: with less than a large model it is less."""
-        window_bytes = min(max(params.nbytes // 32, 1 << 20), 1 << 23)
+        window_bytes = min(max(params.nbytes // 16, 1 << 20), 1 << 23)
         return cls(len(params), window_bytes=window_bytes)
 
     @property
