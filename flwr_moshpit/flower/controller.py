@@ -2,8 +2,9 @@
 
 From then on Flower delivers no message of the run, so this small process, which the ServerApp
 starts and which outlives it, tells the peers itself: a stop signed by the swarm's authority goes to
-one that can be dialled, and from there to all. It leaves them alone when the SuperLink has died,
-since nobody has stopped the run: they train on, and `resume` finds them again.
+those that can be dialled, and from them to the others. It goes on for a while: a peer that has just
+been started loads what it trains before it listens to anybody. It leaves them alone when the
+SuperLink has died, since nobody has stopped the run: they train on, and `resume` finds them again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr_moshpit.errors import MoshpitError
@@ -27,7 +28,7 @@ from flwr_moshpit.runtime.whereabouts import why_unreachable
 POLL_S = 1.0
 ANSWER_S = 10.0
 STOP_S = 120.0
-"""How long it goes on trying to reach a peer."""
+"""How long it goes on trying to reach peers."""
 _SUPERLINK = "flower-superlink"
 
 
@@ -51,40 +52,44 @@ def watch_over(swarm: Swarm) -> None:
 
 
 def control(
-    swarm: Swarm, server_app_lives: Callable[[], bool], superlink_lives: Callable[[], bool]
-) -> str:
-    """Wait for the end of the ServerApp and do what is to be done then; says what that was."""
-    while server_app_lives():
-        if swarm.is_over():
-            return "the run has ended as it should"
+    swarm: Swarm,
+    server_app_lives: Callable[[], bool],
+    superlink_lives: Callable[[], bool],
+    say: Callable[[str], None],
+) -> None:
+    """Wait for the end of the ServerApp and do what is to be done then; says what that is."""
+    while server_app_lives() and not swarm.is_over():
         time.sleep(POLL_S)
     if swarm.is_over():
-        return "the run has ended as it should"
-    if not superlink_lives():
-        return f'the SuperLink is gone: the peers go on, and resume = "{swarm.id}" finds them'
-    ends_at = time.monotonic() + STOP_S
-    while True:
-        told = stop_any(swarm, swarm.addresses())
-        if told is not None:
-            return f"the run was stopped: {told} has taken the swarm's stop and tells the others"
-        if time.monotonic() > ends_at:
-            return "the run was stopped, and no peer can be reached: they end by their budget"
-        time.sleep(POLL_S)
+        say("the run has ended as it should")
+    elif not superlink_lives():
+        say(f'the SuperLink is gone: the peers go on, and resume = "{swarm.id}" finds them')
+    else:
+        stop_all(swarm, say)
 
 
-def stop_any(swarm: Swarm, addresses: Mapping[PeerId, str]) -> PeerId | None:
-    """Give the stop to the first peer that takes it; which that was."""
+def stop_all(swarm: Swarm, say: Callable[[str], None]) -> None:
+    """Give the stop to every peer that can be dialled within `STOP_S`."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     text = Stop.signed(swarm.authority, time.time()).text.encode()
     me = swarm.authority.issue(PeerId(f"asks-{secrets.token_hex(4)}"), 600.0)
-    for peer, address in addresses.items():
-        try:
-            asyncio.run(ask(me, address, "Stop", text))
-        except MoshpitError:
-            # It has ended, or cannot be dialled from here: another will do.
-            continue
-        return peer
-    return None
+    untold = swarm.addresses()
+    was_told = False
+    ends_at = time.monotonic() + STOP_S
+    while untold and time.monotonic() < ends_at:
+        for peer, address in list(untold.items()):
+            try:
+                asyncio.run(ask(me, address, "Stop", text))
+            except MoshpitError:
+                # It has ended, is not there yet, or cannot be dialled from here.
+                continue
+            del untold[peer]
+            if not was_told:
+                say(f"the run was stopped: {peer} has taken the swarm's stop and tells the others")
+            was_told = True
+        time.sleep(POLL_S)
+    if not was_told:
+        say("the run was stopped, and no peer can be reached: they end by their budget")
 
 
 def _ancestor(name: str) -> int | None:
@@ -116,8 +121,11 @@ def main(swarm_id: str, server_app_pid: str, superlink_pid: str, superlink_addre
             return is_alive(int(superlink_pid), _SUPERLINK)
         return not why_unreachable(superlink_address, ANSWER_S)
 
-    said = control(Swarm.load(swarm_id), lambda: is_alive(int(server_app_pid)), superlink_lives)
-    sys.stdout.write(said + "\n")
+    def say(what: str) -> None:
+        sys.stdout.write(what + "\n")
+        sys.stdout.flush()
+
+    control(Swarm.load(swarm_id), lambda: is_alive(int(server_app_pid)), superlink_lives, say)
     return 0
 
 
