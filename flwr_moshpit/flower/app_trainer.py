@@ -28,7 +28,7 @@ def make_app_trainer(
     `flower`: whether the ClientApp trains; None where Flower is installed. Otherwise it is a
     `TorchTrainer` of what the app's `task.py` offers; see `torch_trainer_of`. `node_config` is the
     SuperNode's, for the ClientApp. `device`: the profile from which the batch size follows where
-    the config leaves it open; see `OwnDevice`.
+    the config leaves it open; see `simulation.own_device`.
     """
     return partial(_make, str(app.path), dict(config), flower, dict(node_config or {}), device)
 

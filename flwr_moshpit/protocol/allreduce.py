@@ -124,9 +124,8 @@ class AllReduce:
     @property
     def result_bytes(self) -> int:
         """What it costs to go on serving this."""
-        return (
-            self.outcome.average.nbytes if self.outcome and self.outcome.average is not None else 0
-        )
+        average = self.outcome.average if self.outcome else None
+        return 0 if average is None else average.nbytes
 
     def is_asked_for(self, now: float) -> bool:
         """Whether a member that misses something may still ask for it."""
@@ -168,7 +167,9 @@ class AllReduce:
             case Ask():
                 # I have answered for every version before it can be named.
                 known = message.version <= self._promised
-                return self._reduction.on_ask(src, message) if known else [self._waiting(src)]
+                if not known:
+                    return [Send(src, Waiting(self.group))]
+                return self._reduction.on_ask(src, message)
             case Fetch():
                 return self._on_fetch(src, message)
             case Accuse():
@@ -194,9 +195,6 @@ class AllReduce:
             case Waiting():
                 self._progress_at = now
         return []
-
-    def _waiting(self, src: PeerId) -> Send:
-        return Send(src, Waiting(self.group))
 
     def on_timer(self, now: float) -> list[Effect]:
         """Ask again for what has not come; who never answers is lost."""

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
 from flwr_moshpit.settings import RunSettings
+from tests.flower.flower_processes import wait_until
 from tests.trainers import QuadraticTrainer
 
 CAUSE = "client 1, step 4: ValueError: no data"
@@ -180,9 +180,11 @@ def test_the_peer_of_a_supernode_ends_with_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flwr_moshpit.flower.peer_process", str(folder.path)]
     process = subprocess.Popen(command)
     try:
-        while (made := folder.read("peer")) is None:
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_until(
+            lambda: folder.read("peer") or process.poll() is not None, 120.0, "the peer listens"
+        )
+        made = folder.read("peer")
+        assert made is not None
         authority = Authority.create("s", valid_s=DAY_S)
         trainer = app.trainer(app.config)
         trainer.prepare(1)

@@ -22,7 +22,7 @@ from flwr_moshpit.runtime.greeting import BREACHES_MAX
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Authority, Identity
 from flwr_moshpit.runtime.neighbour import Settings
-from flwr_moshpit.runtime.wire import Limits
+from flwr_moshpit.runtime.wire import WIRE_VERSION, Limits
 from tests.runtime.intruder import LIMITS, Intruder
 from tests.runtime.networks import CAP_S, Station
 from tests.runtime.samples import GROUP, example
@@ -292,7 +292,7 @@ def envelope_frame(sequence: int, **changes: Any) -> bytes:
             "malformed",
         ),
         (lambda s: [pack(pb.Frame(sequence=s, hello=pb.Hello()))], "malformed"),
-        (lambda s: [b"\x08\x02"], "version"),
+        (lambda s: [bytes((0x08, WIRE_VERSION + 1))], "version"),
         (lambda s: [b"junk"], "version"),
     ],
 )

@@ -195,22 +195,26 @@ def test_lists_and_strings_that_are_too_long_are_refused() -> None:
     refuse(update)
 
 
+VERSION = bytes((0x08, wire.WIRE_VERSION))
+"""How every frame begins."""
+
+
 @pytest.mark.parametrize(
     "raw",
     [
         b"",
         b"\x08",
-        b"\x08\x02",
-        b"\x08\x01\x12",
-        b"\x08\x01\x12\x81\x80\x80\x80",
-        b"\x08\x01\x12\x81\x80\x80\x80\x00",
-        b"\x08\x01\x12\x80\x80\x80\x80\x00",
-        b"\x08\x01\x12\x01a",
-        b"\x08\x01\x12\xff\xff\xff\xff\x7f" + b"a" * 100,
-        b"\x08\x01\xff\xff\xff",
-        b"\x08\x01\x08\x01",
-        b"\x08\x01\x2a\x00\x12\x01a",
-        b"\x08\x01" + b"\x0a" * (LIMITS.frame_bytes + 1),
+        bytes((0x08, wire.WIRE_VERSION + 1)),
+        VERSION + b"\x12",
+        VERSION + b"\x12\x81\x80\x80\x80",
+        VERSION + b"\x12\x81\x80\x80\x80\x00",
+        VERSION + b"\x12\x80\x80\x80\x80\x00",
+        VERSION + b"\x12\x01a",
+        VERSION + b"\x12\xff\xff\xff\xff\x7f" + b"a" * 100,
+        VERSION + b"\xff\xff\xff",
+        VERSION + b"\x08\x01",
+        VERSION + b"\x2a\x00\x12\x01a",
+        VERSION + b"\x0a" * (LIMITS.frame_bytes + 1),
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
