@@ -65,7 +65,8 @@ class Link:
         self._peer = theirs.src
         self._awake = asyncio.Event()
         self._end = asyncio.Event()
-        self._now = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         self._num_messages = 0
         self._owes_bye = False
         self._began_at = self._now()
@@ -174,10 +175,18 @@ class Link:
                     self.end("drained", well=True)
                     return
                 else:
-                    self._awake.clear()
-                    await self._awake.wait()
+                    await self._sleep()
         except ConnectionError as error:
             self.end(str(error) or "broken")
+
+    async def _sleep(self) -> None:
+        """Until there may be something to send, or to tell of the line."""
+        self._awake.clear()
+        leaves_s = self.sender.newest_leaves_at - self._now()
+        timer = self._loop.call_later(leaves_s, self.wake) if leaves_s > 0 else None
+        await self._awake.wait()
+        if timer is not None:
+            timer.cancel()
 
     def _next_frame(self) -> bytes | None:
         raw = self.sender.next_frame(self._now())
@@ -203,8 +212,9 @@ class Link:
 
     def _tell_line(self) -> None:
         # A message that fits into one frame has left by now, unless the link was full.
-        if self._line_is_busy != self.sender.line_is_busy:
-            self._line_is_busy = not self._line_is_busy
+        is_busy = self.sender.line_is_busy(self._now())
+        if self._line_is_busy != is_busy:
+            self._line_is_busy = is_busy
             self._on_line(self._line_is_busy)
 
     def _tell_uplink(self, before: int) -> None:

@@ -30,8 +30,9 @@ class Pacer:
         """Sent since a receipt was last asked for. The first frame asks."""
         self._frames: deque[tuple[int, int]] = deque()
         """(sequence, bytes) of frames without a receipt."""
-        self._asked: deque[tuple[int, float, bool]] = deque()
-        """(sequence, when, whether the window was full enough to judge by)."""
+        self._asked: deque[tuple[int, float, int, int]] = deque()
+        """(sequence, when, what was under way then, of how large a window)."""
+        self._s_per_byte = 0.0
         self._last = 0
         """The sequence of the last frame sent."""
         self._changed = 0
@@ -44,6 +45,12 @@ class Pacer:
     @property
     def waits_for_receipt(self) -> bool:
         return bool(self._asked)
+
+    def leaves_s(self, num_bytes: int) -> float:
+        """How long what is under way, and a frame of `num_bytes` behind it, needs until the line
+        has taken it; exact to a round trip. It is seen from by how much the last receipt took
+        longer than the quickest."""
+        return (self.under_way_bytes + num_bytes) * self._s_per_byte
 
     def chunk_bytes(self, most: int) -> int:
         """How much data to put into one frame: whole parts, if they do not hold others up."""
@@ -64,19 +71,21 @@ class Pacer:
         self._unasked_bytes += num_bytes
         if asks:
             self._unasked_bytes = 0
-            self._asked.append((sequence, now, 2 * self.under_way_bytes >= self.window_bytes))
+            self._asked.append((sequence, now, self.under_way_bytes, self.window_bytes))
 
     def receipt(self, sequence: int, now: float) -> None:
         """Everything up to `sequence` has arrived."""
         while self._frames and self._frames[0][0] <= sequence:
             self.under_way_bytes -= self._frames.popleft()[1]
         while self._asked and self._asked[0][0] <= sequence:
-            asked, asked_at, was_full = self._asked.popleft()
+            asked, asked_at, under_way_bytes, window_bytes = self._asked.popleft()
             round_trip_s = now - asked_at
             if self.round_trip_s is None or round_trip_s < self.round_trip_s:
                 self.round_trip_s = round_trip_s
+            self._s_per_byte = (round_trip_s - self.round_trip_s) / max(under_way_bytes, 1)
             # Twice at most, up or down: one receipt that was late for other reasons says little.
             fit = min(2.0, max(0.5, (self.round_trip_s + QUEUE_S) / max(round_trip_s, 1e-6)))
+            was_full = 2 * under_way_bytes >= window_bytes
             if asked > self._changed and (was_full or fit < 1.0):
                 self._resize(int(self.window_bytes * fit))
 

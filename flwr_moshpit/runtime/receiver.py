@@ -59,8 +59,9 @@ class _Lane:
 
     @property
     def owes(self) -> bool:
-        """Whether enough was taken for a receipt of its own."""
-        return 2 * self.grantable_bytes >= self.window_bytes
+        """Whether so much was taken that a receipt cannot wait for one that the sender asks for,
+        which it does twice per window."""
+        return 4 * self.grantable_bytes >= 3 * self.window_bytes
 
     @property
     def grantable_bytes(self) -> int:

@@ -15,6 +15,9 @@ from flwr_moshpit.runtime.wire import Limits, encode
 
 log = logging.getLogger(__name__)
 
+QUEUE_NOTICED_S = 0.005
+"""What leaves within this has left at once."""
+
 _BULK = {Delivery.STREAM: pb.STREAM, Delivery.NEWEST: pb.NEWEST}
 
 
@@ -39,6 +42,11 @@ class Sender:
         self.flushing = False
         """Ask for a receipt of everything at once."""
         self.num_messages = 0
+        self.newest_leaves_at = 0.0
+        """When the line has taken the last message of `Delivery.NEWEST`, if no receipt is sooner.
+        Until then a newer one had to wait behind it."""
+        self._newest_sequence = 0
+        """Of that message's last frame."""
         self._outbox = outbox
         self._limits = limits
         self._sequence = first_sequence
@@ -52,10 +60,10 @@ class Sender:
         """Nothing is under way or without a receipt; something may wait in the outbox."""
         return not self._under_way and self.pacer.under_way_bytes == 0
 
-    @property
-    def line_is_busy(self) -> bool:
+    def line_is_busy(self, now: float) -> bool:
         """Something of `Delivery.NEWEST` has not left, or not all of it."""
-        return Delivery.NEWEST in self._under_way or self._outbox.has_newest
+        is_under_way = Delivery.NEWEST in self._under_way or self._outbox.has_newest
+        return is_under_way or now < self.newest_leaves_at
 
     def next_frame(self, now: float) -> bytes | None:
         """None when there is nothing to say, or it has to wait for a receipt."""
@@ -97,6 +105,8 @@ class Sender:
 
     def on_receipt(self, receipt: pb.Receipt, now: float) -> None:
         self.pacer.receipt(receipt.sequence, now)
+        if receipt.sequence >= self._newest_sequence:
+            self.newest_leaves_at = 0.0
         self._credit[Delivery.STREAM] += receipt.stream_bytes
         self._credit[Delivery.NEWEST] += receipt.newest_bytes
 
@@ -128,9 +138,18 @@ class Sender:
         data = cursor.take(self.pacer.chunk_bytes(self._limits.chunk_bytes))
         if not cursor.remaining_bytes:
             del self._under_way[delivery]
+            if delivery is Delivery.NEWEST:
+                self._newest_leaves(frame, data, now)
         raw = self._pack(frame, now, data)
         self._credit[delivery] -= len(raw)
         return raw
+
+    def _newest_leaves(self, frame: pb.Frame, data: list[memoryview], now: float) -> None:
+        """With `frame`, the last of its message."""
+        leaves_s = self.pacer.leaves_s(sum(map(len, data)))
+        self._newest_sequence = self._sequence
+        frame.receipt_wanted = leaves_s > QUEUE_NOTICED_S
+        self.newest_leaves_at = now + leaves_s if frame.receipt_wanted else 0.0
 
     def _begin(self, delivery: Delivery) -> Cursor | None:
         """The next message of `delivery`; one that no peer would take is logged and left out."""

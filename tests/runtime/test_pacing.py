@@ -22,6 +22,8 @@ class Line:
         self._now = self._free_at = 0.0
         self._sequence = 0
         self._receipts: list[tuple[float, int]] = []
+        self.guesses: list[tuple[float, float]] = []
+        """How long what was sent needs to leave: as the pacer says, and in truth."""
 
     def run(self, for_s: float) -> tuple[float, float]:
         """Returns the share of the time that it was busy, and the longest time in the queue."""
@@ -40,10 +42,12 @@ class Line:
 
     def _send(self, size: int, asks: bool) -> float:
         self._sequence += 1
+        guess_s = self._pacer.leaves_s(size)
         self._pacer.sent(self._sequence, size, asks, self._now)
         self._free_at = max(self._free_at, self._now) + size / self.rate_bytes_per_s
         if asks:
             heapq.heappush(self._receipts, (self._free_at + self._round_trip_s, self._sequence))
+        self.guesses.append((guess_s, self._free_at - self._now))
         return self._free_at - self._now
 
 
@@ -56,6 +60,28 @@ def test_a_link_is_full_and_its_queue_short(rate: float, round_trip_s: float) ->
     # Of what the link carries, or of what the receiver holds in a round trip.
     assert busy >= 0.7 * min(1.0, MOST_BYTES / round_trip_s / rate)
     assert longest_s <= 0.6 + LEAST_BYTES / rate
+
+
+@pytest.mark.parametrize("rate", [125e3, 1.25e6, 12.5e6])
+@pytest.mark.parametrize("round_trip_s", [0.0005, 0.02, 0.2])
+def test_when_something_leaves_is_known(rate: float, round_trip_s: float) -> None:
+    pacer = Pacer(MOST_BYTES)
+    line = Line(pacer, rate, round_trip_s)
+    line.run(20.0)
+    line.guesses.clear()
+    line.run(20.0)
+    assert pacer.round_trip_s is not None
+    # What has left but has no receipt yet passes for waiting, so it is not as exact as could be.
+    for guess_s, true_s in line.guesses:
+        assert abs(guess_s - true_s) <= 0.1 * true_s + pacer.round_trip_s
+
+
+def test_a_line_that_is_never_full_takes_what_comes_at_once() -> None:
+    pacer = Pacer(MOST_BYTES)
+    for sequence in range(100):
+        pacer.sent(sequence, 1 << 15, True, float(sequence))
+        pacer.receipt(sequence, sequence + 0.1)
+    assert pacer.leaves_s(1 << 15) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_window_grows_on_a_fast_link_and_stays_on_an_idle_one() -> None:

@@ -26,8 +26,8 @@ class Side:
     def receipt(self) -> pb.Receipt | None:
         return self.owed.pop() if self.owed else None
 
-    def say(self) -> pb.Frame | None:
-        raw = self.sender.next_frame(0.0)
+    def say(self, now: float = 0.0) -> pb.Frame | None:
+        raw = self.sender.next_frame(now)
         return None if raw is None else unpack(raw, LIMITS)[0]
 
 
@@ -68,3 +68,38 @@ def test_what_carries_no_parameters_passes_a_full_link() -> None:
     side.outbox.put(messages.Part(GROUP, 0, parameters))
     side.outbox.put(messages.Renew(edge, 0.0, 0, True))
     assert side.say() is None, "parameters wait, and what comes after them in order"
+
+
+def test_a_line_is_free_when_the_last_of_what_is_newest_has_left() -> None:
+    side = Side()
+    sender, model = side.sender, np.ones(10_000, np.float32)
+    edge, subtree = messages.EdgeId(0, 1), messages.Subtree(1, 1, 1.0, 0, 0.1)
+
+    def push(counter: int, now: float) -> pb.Frame:
+        side.outbox.put(messages.Push(edge, counter, model, 0.0, subtree))
+        assert sender.line_is_busy(now)
+        frame = None
+        while (said := side.say(now)) is not None:
+            frame = said
+        assert frame is not None
+        return frame
+
+    # The first receipt says nothing of the line but how long a round trip takes: 0.1 s.
+    first = push(1, 0.0)
+    assert not sender.line_is_busy(0.0)
+    sender.on_receipt(pb.Receipt(sequence=first.sequence), 0.1)
+    # The second comes 0.4 s later than that, which the line has needed for it.
+    second = push(2, 1.0)
+    sender.on_receipt(pb.Receipt(sequence=second.sequence), 1.5)
+    assert not sender.line_is_busy(1.5)
+
+    third = push(3, 2.0)
+    assert third.receipt_wanted
+    assert sender.line_is_busy(2.3)
+    assert not sender.line_is_busy(2.5)
+    fourth = push(4, 3.0)
+    assert sender.line_is_busy(3.1)
+    sender.on_receipt(pb.Receipt(sequence=third.sequence), 3.1)
+    assert sender.line_is_busy(3.1), "this was about the one before"
+    sender.on_receipt(pb.Receipt(sequence=fourth.sequence), 3.15)
+    assert not sender.line_is_busy(3.15)
