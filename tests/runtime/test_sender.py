@@ -97,8 +97,8 @@ def test_a_line_is_free_when_the_last_of_what_is_newest_has_left() -> None:
     assert third.receipt_wanted
     assert sender.line_is_busy(2.3)
     assert not sender.line_is_busy(2.5)
+    sender.on_receipt(pb.Receipt(sequence=third.sequence), 2.5)
     fourth = push(4, 3.0)
-    assert sender.line_is_busy(3.1)
     sender.on_receipt(pb.Receipt(sequence=third.sequence), 3.1)
     assert sender.line_is_busy(3.1), "this was about the one before"
     sender.on_receipt(pb.Receipt(sequence=fourth.sequence), 3.15)
