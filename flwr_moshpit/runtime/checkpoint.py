@@ -12,6 +12,7 @@ import hashlib
 import io
 import logging
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -43,6 +44,8 @@ class Checkpoints:
         """Makes the folder. Raises ConfigError where that, or writing in it, is not possible."""
         self.folder = folder
         self._keep = max(1, keep)
+        self._saving = threading.Lock()
+        """Whoever waits for a save may give up before the thread that writes has done so."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob("checkpoint-*.partial"):
@@ -54,10 +57,26 @@ class Checkpoints:
         self._next = max((_number(path) for path in self._files()), default=0) + 1
 
     def save(self, content: dict[str, Any]) -> Path:
-        """Write `content`: numbers, texts, bytes, arrays, and lists, tuples and dicts of them.
+        """Write `content`: numbers, texts, bytes, arrays, and lists, tuples and dicts of them. From
+        any thread; one after the other.
 
         Raises OSError when the disk is full or gone; what was there before stays.
         """
+        with self._saving:
+            return self._save(content)
+
+    def load(self) -> Loaded | None:
+        """The newest that is whole, or None if there is none."""
+        refused: list[str] = []
+        for path in reversed(self._files()):
+            found = _read_or_reason(path)
+            if not isinstance(found, str):
+                return Loaded(found, path, tuple(refused))
+            log.warning("checkpoint %s is refused: %s", path, found)
+            refused.append(f"{path.name}: {found}")
+        return None
+
+    def _save(self, content: dict[str, Any]) -> Path:
         path = self.folder / f"checkpoint-{self._next:08d}"
         partial = path.with_name(path.name + ".partial")
         try:
@@ -77,17 +96,6 @@ class Checkpoints:
         for old in self._files()[: -self._keep]:
             old.unlink(missing_ok=True)
         return path
-
-    def load(self) -> Loaded | None:
-        """The newest that is whole, or None if there is none."""
-        refused: list[str] = []
-        for path in reversed(self._files()):
-            found = _read_or_reason(path)
-            if not isinstance(found, str):
-                return Loaded(found, path, tuple(refused))
-            log.warning("checkpoint %s is refused: %s", path, found)
-            refused.append(f"{path.name}: {found}")
-        return None
 
     def _files(self) -> list[Path]:
         """From the oldest to the newest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.build import build_machine
 from flwr_moshpit.protocol.machine import PeerId, PeerInfo, View
 from flwr_moshpit.runtime.checkpoint import Checkpoints
+
+HANG_S = 60.0
 
 CONTENT: dict[str, Any] = {
     "round": 7,
@@ -112,6 +115,30 @@ def test_a_failed_write_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.M
     loaded = checkpoints.load()
     assert loaded is not None
     assert loaded.content == {"number": 1}
+
+
+def test_a_save_that_begins_within_another_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a peer: its thread may still be writing what nobody waits for any more."""
+    checkpoints = Checkpoints(tmp_path)
+    flush = os.fsync
+    second = threading.Thread(target=checkpoints.save, args=({"number": 2},))
+
+    def flush_late(descriptor: int) -> None:
+        if second.ident is None:
+            second.start()
+            second.join(0.05)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush_late)
+    first = checkpoints.save({"number": 1})
+    second.join(HANG_S)
+    assert not second.is_alive()
+    loaded = checkpoints.load()
+    assert loaded is not None
+    assert (loaded.content, loaded.refused) == ({"number": 2}, ())
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [first.name, loaded.path.name]
 
 
 def test_a_write_that_was_killed_leaves_nothing_behind(tmp_path: Path) -> None:
