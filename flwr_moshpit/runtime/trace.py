@@ -108,7 +108,7 @@ class Replay:
     """The first event after which the machine did something else than then; None: it did all the
     same, bit for bit."""
     error: BaseException | None = None
-    """What the machine raised at the last event."""
+    """What the machine raised at the last event; then, too, unless there is a `difference`."""
     is_torn: bool = False
     """The file ends within a block: its writer was killed."""
 
@@ -137,7 +137,7 @@ def _replay(file: BinaryIO, path: Path) -> Replay:
     event: Event | None = None
     mine: list[Any] = []
     for kind, *content in _blocks(file, done):
-        if kind == "event":
+        if kind == "event" and done.error is None:
             now, event = content
             done.began_at = done.began_at if done.num_events else now
             done.ended_at = now
@@ -146,10 +146,11 @@ def _replay(file: BinaryIO, path: Path) -> Replay:
                 effects = machine.handle(event, now)
             except Exception as error:
                 done.error = error
-                break
+                continue
             mine = [digest(effects), machine.deadline]
-        elif content != mine:
-            done.difference = f"after event {done.num_events} at {now} s: {type(event).__name__}"
+        elif done.error is not None or content != mine:
+            name = type(event).__name__
+            done.difference = f"after event {done.num_events} at {done.ended_at} s: {name}"
             break
     return done
 
@@ -157,7 +158,10 @@ def _replay(file: BinaryIO, path: Path) -> Replay:
 def _blocks(file: BinaryIO, done: Replay) -> Iterator[Any]:
     try:
         while True:
-            yield read_block(file)
+            block = read_block(file)
+            if not isinstance(block, tuple) or len(block) != 3:
+                raise TornError("neither an event nor what came of one")
+            yield block
     except EOFError:
         return
     except TornError:

@@ -20,6 +20,7 @@ from flwr_moshpit.config import Moshpit
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Start, View
+from flwr_moshpit.protocol.moshpit import MoshpitPeer
 from flwr_moshpit.runtime.control import Stop
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Invitation
 from flwr_moshpit.runtime.trace import Recipe, Recorder
@@ -121,6 +122,35 @@ def test_replay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "MoshpitPeer, 1 events" in capsys.readouterr().out
     assert main(["replay", "other"]) == 1
     assert "it did something else after event 1 at 3.0 s: Start" in capsys.readouterr().out
+
+
+def test_a_crash_that_was_none_in_the_field_is_a_difference(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = PeerInfo(PeerId("a"))
+    recipe = Recipe(Moshpit(), me, np.zeros(8, np.float32), View({me.peer: me}), (1,))
+    machine = recipe.build()
+    for name, crashed in (("went-on", False), ("crashed", True), ("headless", False)):
+        recorder = Recorder(here / name)
+        recorder.recipe(recipe)
+        if name != "headless":
+            recorder.event(3.0, Start(2))
+        if not crashed:
+            recorder.effects([], None)
+        recorder.close()
+
+    def crash(self: MoshpitPeer, event: object, now: float) -> list[object]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(type(machine), "handle", crash)
+    assert main(["replay", "went-on"]) == 1
+    said = capsys.readouterr().out
+    assert "RuntimeError: a bug" in said
+    assert "it did something else after event 1" in said
+    assert main(["replay", "crashed"]) == 0
+    assert "RuntimeError: a bug" in capsys.readouterr().out
+    assert main(["replay", "headless"]) == 1
+    assert "it did something else after event 0" in capsys.readouterr().out
 
 
 def test_an_app_trains_without_flower() -> None:
