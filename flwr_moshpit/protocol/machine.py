@@ -67,6 +67,9 @@ class Delivery(Enum):
     DATAGRAM = "datagram"
     """May be lost, reordered and duplicated."""
 
+    # Enum's own is written in Python, and lanes are looked up several times for each frame.
+    __hash__ = object.__hash__
+
 
 class Message:
     """Base of everything in `messages.py`: what a driver needs to know of any message."""

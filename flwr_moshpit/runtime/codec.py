@@ -8,6 +8,7 @@ can make wrong, and raises `RemoteProtocolError` only.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import types
@@ -55,6 +56,7 @@ class Arrays:
         self._data = data
         self._size_max = size_max
         self.used_bytes = 0
+        self.num_taken = 0
 
     def take(self, source: Any) -> Vector:
         """The next array, of the dtype and size that the protobuf `Array` says."""
@@ -68,6 +70,7 @@ class Arrays:
         if end > len(self._data):
             raise RemoteProtocolError("arrays and their data differ in length")
         self.used_bytes = end
+        self.num_taken += 1
         array = np.frombuffer(self._data[begin:end], dtype) if size else np.empty(0, dtype)
         array.setflags(write=False)
         return array
@@ -146,16 +149,34 @@ class Compiler:
 
     def _message(self, hint: Any, field: Any) -> tuple[Encode, Decode]:
         codec, name = self.codec(hint, field.message_type), field.name
+        # Message after message is about one group: the last value is not gone through again.
+        sent: tuple[Any, Any] = (None, None)
+        came: tuple[Any, Any] = (None, None)
 
         def encode(value: Any, target: Any, arrays: list[Vector]) -> None:
+            nonlocal sent
             inner = getattr(target, name)
+            if value is sent[0]:
+                inner.CopyFrom(sent[1])
+                return
             inner.SetInParent()
+            num_arrays = len(arrays)
             codec.encode(value, inner, arrays)
+            if len(arrays) == num_arrays:
+                sent = value, copy.deepcopy(inner)
 
         def decode(source: Any, arrays: Arrays) -> Any:
+            nonlocal came
             if not source.HasField(name):
                 raise RemoteProtocolError(f"no {name}")
-            return codec.decode(getattr(source, name), arrays)
+            inner = getattr(source, name)
+            if came[0] is not None and inner == came[0]:
+                return came[1]
+            num_taken = arrays.num_taken
+            value = codec.decode(inner, arrays)
+            if arrays.num_taken == num_taken:
+                came = copy.deepcopy(inner), value
+            return value
 
         return encode, decode
 

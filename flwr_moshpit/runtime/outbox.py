@@ -55,6 +55,10 @@ class Outbox:
         return None
 
     @property
+    def has_datagrams(self) -> bool:
+        return bool(self._datagrams)
+
+    @property
     def has_newest(self) -> bool:
         return bool(self._newest)
 

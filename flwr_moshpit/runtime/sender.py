@@ -75,7 +75,7 @@ class Sender:
         return frame
 
     def _next_message(self, now: float) -> bytes | None:
-        if self.may_begin:
+        if self.may_begin and self._outbox.has_datagrams:
             frame = self._datagram(now)
             if frame is not None:
                 return frame

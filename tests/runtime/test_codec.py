@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from flwr_moshpit.errors import RemoteProtocolError
-from flwr_moshpit.protocol.machine import PeerId
+from flwr_moshpit.protocol import messages
+from flwr_moshpit.protocol.machine import PeerId, Round, Vector
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.codec import Arrays, Bounds, Compiler
 from flwr_moshpit.runtime.wire import VARIANTS
@@ -83,3 +84,21 @@ def test_arrays_are_taken_in_order_and_never_beyond_the_data() -> None:
         arrays.take(pb.Array(dtype=pb.FLOAT32, size=5))
     assert arrays.take(pb.Array(dtype=pb.FLOAT64, size=1)).size == 1
     assert arrays.used_bytes == len(data)
+
+
+def test_what_was_sent_before_is_remembered_as_it_was() -> None:
+    """A value without arrays is not gone through again; one with arrays is."""
+    key = messages.GroupKey(messages.PlanId(1, PeerId("a")), Round(3), 0, 0)
+    groups = [messages.GroupId(key, PeerId("a"), number) for number in range(3)]
+    descriptor = pb.Part.DESCRIPTOR
+    remembers = compiler().codec(messages.Part, descriptor)
+    for number in (0, 0, 1, 1, 0, 2):
+        part = messages.Part(groups[number], number, np.full(4, number, np.float32))
+        targets = [pb.Part(), pb.Part()]
+        arrays: list[Vector] = []
+        remembers.encode(part, targets[0], arrays)
+        compiler().codec(messages.Part, descriptor).encode(part, targets[1], [])
+        assert targets[0] == targets[1]
+        decoded = remembers.decode(targets[0], Arrays(arrays[0].data.cast("B"), 4))
+        assert (decoded.group, decoded.offset) == (part.group, part.offset)
+        assert decoded.data.tolist() == part.data.tolist()
