@@ -20,6 +20,8 @@ HONEST = (BUSY, REFUSED, "stale", "version")
 """What an honest peer can meet with too."""
 BREACHES_MAX = 16
 """A peer that breaks the rules so often is banned: nothing honest breaks them once."""
+TOLD = 128
+"""So many characters of a name that somebody claims are told: it may be long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class Greeting:
         if frame.WhichOneof("kind") != "hello" or data or frame.sequence:
             raise Breach("malformed", "no hello")
         hello = frame.hello
+        if not hello.window_bytes:
+            # Nothing could ever be sent, but questions why.
+            raise Breach("malformed", "no window")
         return cls(
             hello.swarm,
             PeerId(hello.src),
@@ -77,7 +82,7 @@ class Doorkeeper:
         self._incarnation = incarnation
         self._limits = limits
         self._incarnations: dict[PeerId, int] = {}
-        """The highest that each peer has shown."""
+        """The highest that each peer has shown since it was last forgotten."""
         self._breaches: Counter[PeerId] = Counter()
 
     async def call(self, pipe: Pipe, dst: PeerId) -> tuple[Greeting, Greeting]:
@@ -103,6 +108,10 @@ class Doorkeeper:
         self._incarnations[theirs.src] = theirs.incarnation
         return mine
 
+    def forget(self, peer: PeerId) -> None:
+        """`peer` is dead: it may come back without its state, as if it had never lived."""
+        self._incarnations.pop(peer, None)
+
     def refuse(self, breach: Breach, peer: PeerId | None) -> None:
         """Count what `peer` has done, if it is known for sure who did."""
         if breach.reason not in (BUSY, REFUSED):
@@ -125,9 +134,10 @@ class Doorkeeper:
         theirs = Greeting.unpack(raw, self._limits)
         src = theirs.src
         if theirs.swarm != self._swarm:
-            raise Breach("swarm", repr(theirs.swarm))
+            raise Breach("swarm", repr(theirs.swarm[:TOLD]))
         if src in ("", self._me) or src != (expected or src) or theirs.dst != self._me:
-            raise Breach("peer", f"{expected!r} says that it is {src!r}, for {theirs.dst!r}")
+            said = f"{src[:TOLD]!r}, for {theirs.dst[:TOLD]!r}"
+            raise Breach("peer", f"{expected!r} says that it is {said}")
         if theirs.incarnation < self._incarnations.get(src, 0):
             raise Breach("stale", f"{src!r} has been restarted since")
         return theirs

@@ -137,6 +137,7 @@ class Mesh:
         return known is not None and not self._is_closing and await known.call_back()
 
     def forget(self, peer: PeerId) -> None:
+        self._door.forget(peer)
         if peer in self._neighbours:
             self._neighbours.pop(peer).forget()
 

@@ -224,6 +224,7 @@ def test_a_peer_does_not_talk_to_a_server_without_a_valid_certificate(kind: str)
         ({"src": "a"}, "peer"),
         ({"dst": "c"}, "peer"),
         ({"swarm": "other"}, "swarm"),
+        ({"window_bytes": 0}, "malformed"),
     ],
 )
 def test_a_greeting_for_or_of_somebody_else_is_refused(changes: Any, reason: str) -> None:

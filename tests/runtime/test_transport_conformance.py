@@ -205,6 +205,27 @@ def test_a_peer_from_before_its_restart_is_refused(kind: str) -> None:
     run(kind, scenario)
 
 
+@REAL_ONLY
+def test_a_peer_that_has_lost_its_state_is_let_in_when_its_life_before_is_forgotten(
+    kind: str,
+) -> None:
+    async def scenario(stations: Stations) -> None:
+        a, b = await stations.add("a"), await stations.add("b", incarnation=2)
+        b.send(a, ask(1))
+        await a.until(lambda: len(a.inbox) == 1)
+        await b.transport.close()
+        await a.until(lambda: a.lost == ["b"])
+        a.transport.forget(b.peer)
+        blank = await stations.add("b", incarnation=0)
+        blank.send(a, ask(2))
+        await a.until(lambda: numbers(a, blank) == [1, 2])
+        a.send(blank, ask(3))
+        await blank.until(lambda: numbers(blank, a) == [3])
+        assert a.transport.refusals == Counter()
+
+    run(kind, scenario)
+
+
 @EVERYWHERE
 def test_a_newer_message_replaces_the_one_that_waits(kind: str) -> None:
     async def scenario(stations: Stations) -> None:
