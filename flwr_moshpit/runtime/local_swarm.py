@@ -23,7 +23,8 @@ from flwr_moshpit.runtime.worker import Go, Gone, Listening, Told, Wrap, serve, 
 class LocalSwarm:
     """A context manager: peers start when it is entered, and none is left when it is left.
 
-    The first peer is the others' contact. All load their trainers at the same time.
+    The first peer is the others' contact, the next one if it dies before it listens. All load their
+    trainers at the same time.
     """
 
     def __init__(self, peers: Sequence[PeerSettings], watch: Wrap = watch_nothing) -> None:
@@ -67,6 +68,10 @@ class LocalSwarm:
             return None
         if isinstance(told, Gone):
             self.living.pop(peer, None)
+            if peer == self.contact and not self.addresses and self.living:
+                # It died before anybody could find the others through it.
+                self.contact = next(iter(self.living))
+                self.tell(self.contact, Go({}))
         elif isinstance(told, Listening):
             is_first = peer == self.contact and not self.addresses
             self.addresses[peer] = told.address

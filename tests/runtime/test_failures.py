@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from flwr_moshpit.runtime.identity import DAY_S, Authority
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
+from flwr_moshpit.runtime.worker import Listening
 from flwr_moshpit.settings import RunSettings
 from tests.flower.flower_processes import wait_until
 from tests.trainers import QuadraticTrainer
@@ -146,6 +148,17 @@ def without_data(folder: Path) -> Path:
         )
     )
     return app
+
+
+def test_a_contact_that_dies_before_it_listens_is_replaced() -> None:
+    with LocalSwarm(settings_of(2, rounds=1)) as swarm:
+        swarm.kill(swarm.contact)
+        ends_at = time.monotonic() + 60
+        told = swarm.next(ends_at)
+        while told is not None and not isinstance(told[1], Listening):
+            told = swarm.next(ends_at)
+        assert told is not None, "nobody tells the other to begin"
+        assert told[0] == swarm.contact == "p1"
 
 
 @pytest.mark.slow
