@@ -41,18 +41,27 @@ def build_machine(
 
     params: (d,), the common initial model; `state`, a snapshot of an earlier incarnation, overrides
     it. `schema` is the hash of the model's layout: peers with another one are refused. Raises
-    ConfigError for settings that no machine belongs to.
+    ConfigError for settings that no machine belongs to, and for the state of another algorithm or
+    another model.
     """
-    return machine_type(algorithm)(
-        algorithm,
-        me,
-        params,
-        view,
-        rng,
-        incarnation=incarnation,
-        schema=schema,
-        state=state,
-    )
+    make = machine_type(algorithm)
+    try:
+        machine = make(
+            algorithm, me, params, view, rng, incarnation=incarnation, schema=schema, state=state
+        )
+    except KeyError as error:
+        if state is None:
+            raise
+        raise ConfigError(
+            f"state: what was saved is not of this version's {type(algorithm).__name__}, it has no "
+            f"{error}: give this peer another folder"
+        ) from error
+    if machine.params.shape != params.shape:
+        raise ConfigError(
+            f"state: the saved model has {machine.params.size} parameters, this one {params.size}: "
+            "give this peer another folder"
+        )
+    return machine
 
 
 def machine_type(algorithm: Any) -> Callable[..., Machine]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flwr_moshpit.config import Moshpit
+from flwr_moshpit.config import Moshpit, RFast
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.build import build_machine
-from flwr_moshpit.protocol.machine import PeerId, PeerInfo, View
+from flwr_moshpit.protocol.machine import Machine, PeerId, PeerInfo, State, View
 from flwr_moshpit.runtime.checkpoint import Checkpoints
 
 HANG_S = 60.0
@@ -181,3 +181,18 @@ def test_a_machine_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     )
     assert np.array_equal(again.params, params)
     assert again.weight == machine.weight
+
+
+@pytest.mark.parametrize("algorithm", [Moshpit(), RFast()])
+def test_the_state_of_another_algorithm_or_model_is_refused(algorithm: Any) -> None:
+    me = PeerInfo(PeerId("a"))
+    view, rng = View({me.peer: me}), np.random.default_rng(0)
+
+    def build(kind: Any, dim: int, state: State | None = None) -> Machine:
+        return build_machine(kind, me, np.zeros(dim), view, rng, state=state)
+
+    other = RFast() if isinstance(algorithm, Moshpit) else Moshpit()
+    with pytest.raises(ConfigError, match="is not of this version's"):
+        build(algorithm, 6, build(other, 6).snapshot())
+    with pytest.raises(ConfigError, match="state: the saved model has 7 parameters, this one 6"):
+        build(algorithm, 6, build(algorithm, 7).snapshot())
