@@ -97,6 +97,7 @@ class Peer:
             and settings.bind.rpartition(":")[0] in ANYWHERE
         )
         self._address = ""
+        self._following: asyncio.Task[None] | None = None
         checkpoints = None if settings.state is None else Checkpoints(settings.state)
         saved = None if checkpoints is None else checkpoints.load()
         self._state = None if saved is None else saved.content["machine"]
@@ -208,14 +209,16 @@ class Peer:
         uplink = None if measured is None else worth_telling(measured, mine, told.values())
         if uplink is not None:
             self.driver.set_uplink(uplink)
-        if self._roams:
-            self._follow_address()
+        if self._roams and (self._following is None or self._following.done()):
+            self._following = asyncio.ensure_future(self._follow_address())
 
-    def _follow_address(self) -> None:
+    async def _follow_address(self) -> None:
         membership = self.driver.membership
         others = [at for peer, at in membership.addresses.items() if peer != membership.me and at]
-        address = self._here(self._address, [*others[:LOOKED_AT], *self._contacts.values()])
-        if address != self._address:
+        ways = [*others[:LOOKED_AT], *self._contacts.values()]
+        # In a thread: to look a name up takes many seconds where the network is gone.
+        address = await asyncio.to_thread(self._here, self._address, ways)
+        if address != self._address and not self.driver.is_stopping:
             self._address = address
             self.transport.drop_links()
             self._on_address(address)
