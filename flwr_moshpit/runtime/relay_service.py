@@ -41,7 +41,7 @@ class RelayService:
         self._handshake_s = handshake_s
         self._waiting: dict[PeerId, asyncio.Queue[bytes | None]] = {}
         self._calls: dict[str, _Call] = {}
-        self._num_carried = 0
+        """Those that wait to be taken, and those that are carried."""
 
     def handler(self) -> Any:
         """For the gRPC server."""
@@ -54,7 +54,7 @@ class RelayService:
 
     async def _wait(self, requests: Any, context: Any) -> None:
         peer = await self._who(context)
-        if len(self._waiting) >= WAITING_MAX:
+        if peer not in self._waiting and len(self._waiting) >= WAITING_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wait here")
         callers: asyncio.Queue[bytes | None] = asyncio.Queue()
         if peer in self._waiting:
@@ -74,7 +74,7 @@ class RelayService:
         callers = self._waiting.get(target)
         if callers is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{target} does not wait here")
-        if len(self._calls) + self._num_carried >= WAITING_MAX:
+        if len(self._calls) >= WAITING_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much to carry")
         assert callers is not None
         number = secrets.token_hex(8)
@@ -83,11 +83,7 @@ class RelayService:
         try:
             callers.put_nowait(f"{number} {peer}".encode())
             far = await asyncio.wait_for(taken, self._handshake_s)
-            self._num_carried += 1
-            try:
-                await first_of(self._pump(context, far), self._pump(far, context))
-            finally:
-                self._num_carried -= 1
+            await first_of(self._pump(context, far), self._pump(far, context))
         except asyncio.TimeoutError:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{target} does not take the call")
         finally:

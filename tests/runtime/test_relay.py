@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import grpc
 import numpy as np
+import pytest
 
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.protocol.messages import Hold, Part
+from flwr_moshpit.runtime import relay_service
 from flwr_moshpit.runtime.carrier import is_relayed
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Authority
@@ -123,6 +126,19 @@ def test_one_that_can_dial_its_caller_calls_back() -> None:
             assert (one.lost, other.lost) == ([], [])
         for each in (relay, other):
             assert each.transport.relay.carried_bytes == 0
+
+    run(scenario)
+
+
+def test_a_relay_carries_as_many_connections_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_service, "WAITING_MAX", 3)
+
+    async def scenario(yard: Yard) -> None:
+        await yard.add("relay")
+        hidden = [await yard.add(name, dialable=False) for name in ("one", "two", "three")]
+        for one, other in itertools.combinations(hidden, 2):
+            await both_ways(one, other)
+        assert [each.lost for each in hidden] == [[], [], []]
 
     run(scenario)
 
