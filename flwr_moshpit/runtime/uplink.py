@@ -75,14 +75,14 @@ def worth_telling(
     """What to tell of a line that was `measured`, in bytes per second; None: nothing new.
 
     Shares of a vector follow differences between lines more than proportionally. So equal lines,
-    which are never measured as equal, must be told as equal: what another tells is repeated where
-    it may be true of this line as well.
+    which are never measured as equal, must be told as equal. What is told by this peer or another
+    is told again where it may be true of this line as well; of several such rates the highest,
+    since lines are measured too low more often than too high, and since all must pick the same one.
     """
-
-    def distance(rate: float) -> float:
-        return abs(math.log(rate / measured))
-
-    if measured <= 0 or (told and distance(told) < math.log(NEWS)):
+    if measured <= 0:
         return None
-    nearest = min((rate for rate in others if rate), key=distance, default=measured)
-    return nearest if distance(nearest) < math.log(NEWS) else measured
+    alike = [
+        rate for rate in (told, *others) if rate and abs(math.log(rate / measured)) < math.log(NEWS)
+    ]
+    rate = max(alike, default=measured)
+    return None if rate == told else rate

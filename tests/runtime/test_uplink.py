@@ -87,3 +87,14 @@ def test_equal_lines_are_told_as_equal() -> None:
     assert worth_telling(70.0, 100.0, []) is None
     assert worth_telling(40.0, 100.0, [100.0, 35.0]) == 35.0
     assert worth_telling(0.0, None, []) is None
+
+
+def test_lines_that_turn_out_faster_end_equal_whoever_sees_it_first() -> None:
+    told = dict.fromkeys(range(4), 767.0)
+    for measured in ((1198.0, 1140.0, 1064.0, 861.0), (1198.0, 1146.0, 1064.0, 1080.0)):
+        for peer, rate in enumerate(measured):
+            others = [told[other] for other in told if other != peer]
+            told[peer] = worth_telling(rate, told[peer], others) or told[peer]
+    assert len({*told.values()}) == 1
+    # And nobody has more to say.
+    assert all(worth_telling(rate, told[0], told.values()) is None for rate in (1198.0, 1064.0))
