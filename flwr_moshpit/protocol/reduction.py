@@ -300,7 +300,7 @@ class Reduction:
         """Why it is unusable, or "". None: I do not want it."""
         version = self._named.version
         piece = self._pieces.get(message.offset)
-        if message.version > version and piece is not None:
+        if message.version > version and self._can_be(message, piece):
             # Its GroupNamed is still under way, from another peer.
             self._early.setdefault(message.version, {})[message.offset] = (src, message)
             while len(self._early) > EARLY_VERSIONS_MAX:
@@ -317,6 +317,10 @@ class Reduction:
         assert data is not None
         self._averages[message.offset] = self._kept(message.offset, data)
         return ""
+
+    def _can_be(self, message: Average, piece: tuple[int, PeerId] | None) -> bool:
+        """Whether it is no longer than a piece may be in any form: what is kept has a bound."""
+        return piece is not None and message.array_bytes <= 8 * (piece[0] - message.offset)
 
     def _kept(self, offset: int, data: Vector) -> Vector:
         """`data`, out of the buffer it came in, which is larger and not needed."""

@@ -170,3 +170,22 @@ def test_no_part_is_kept(complete: bool) -> None:
         del came
     gc.collect()
     assert [ref() for ref in kept] == [None] * len(kept)
+
+
+def test_an_average_that_comes_early_is_used_and_one_that_is_too_long_is_not_kept() -> None:
+    waiting = member(A)
+    waiting.start(0.0)
+    named = without(D, version=Version(1, 0))
+    long = np.zeros(1000)
+    gone = weakref.ref(long)
+    waiting.handle(B, Average(GROUP, named.version, PIECE, long), 0.5)
+    del long
+    gc.collect()
+    assert gone() is None
+    for offset in (0, PIECE):
+        data = mean([A, B, C], offset)
+        waiting.handle(B, Average(GROUP, named.version, offset, data), 0.6)
+    assert waiting.outcome is None
+    waiting.handle(C, named, 1.0)
+    assert waiting.outcome is not None
+    assert np.allclose(waiting.outcome.average, np.hstack([mean([A, B, C], at) for at in (0, 4)]))
