@@ -16,7 +16,7 @@ from flwr_moshpit.bench import allreduce
 from flwr_moshpit.bench.allreduce import Figures, Times, judge
 from flwr_moshpit.bench.bare_sockets import SocketButterfly
 from flwr_moshpit.bench.bounds import at_most, show
-from flwr_moshpit.bench.idle_swarm import Averaging, IdleSwarm, RoundTimes
+from flwr_moshpit.bench.idle_swarm import Averaging, IdleSwarm, RoundTimes, is_whole
 from flwr_moshpit.bench.split import CHUNK_ELEMS, Split
 from flwr_moshpit.cli import main
 
@@ -71,6 +71,14 @@ def test_only_figures_with_a_bound_are_said_to_keep_it() -> None:
 def test_the_times_of_a_round_are_those_of_the_last() -> None:
     early, late = RoundTimes(1.0, 2.5, 6.0, 1.0), RoundTimes(2.0, 3.0, 5.0, 0.5)
     assert Averaging.of([early, late]) == Averaging(match_s=1.0, reduce_s=3.5, coverage=0.5)
+
+
+def test_a_round_in_which_somebody_did_not_average_says_nothing() -> None:
+    good, missed = RoundTimes(1.0, 2.5, 6.0, 1.0), RoundTimes(1.0, 2.5, 2.6, 0.0)
+    assert is_whole([[good, good], [good, good]], 2)
+    assert not is_whole([], 2)
+    assert not is_whole([[good, good], [good]], 2)
+    assert not is_whole([[good, missed]], 2)
 
 
 def test_shares_and_chunks_cover_the_vector() -> None:

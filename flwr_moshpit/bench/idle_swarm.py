@@ -97,12 +97,12 @@ class IdleSwarm:
     def average(self) -> list[Averaging]:
         """One sweep, a round for each axis of the grid, for which all are ready at once.
 
-        One that somebody missed, as happens where peers do not get enough of the processors to be
-        taken for alive, says nothing and is repeated.
+        One that somebody missed, or came to too late, as happens where peers do not get enough of
+        the processors to be taken for alive, says nothing and is repeated.
         """
         for _ in range(TRIES):
             rounds = self._run(Start(until_round=self._round, sweep=True))
-            if rounds and all(len(those) == self._size for those in rounds):
+            if is_whole(rounds, self._size):
                 return [Averaging.of(those) for those in rounds]
         raise MoshpitError("peers go on missing rounds: the machine is too busy to measure")
 
@@ -156,6 +156,13 @@ class IdleSwarm:
             grouped_at = at - values["allreduce_s"]
             times = RoundTimes(grouped_at - values["wait_s"], grouped_at, at, values["coverage"])
             self._rounds.setdefault(int(values["round"]), {})[peer] = times
+
+
+def is_whole(rounds: list[list[RoundTimes]], size: int) -> bool:
+    """Whether all of `size` peers were in every round, with all that they had."""
+    return bool(rounds) and all(
+        len(those) == size and all(each.coverage == 1.0 for each in those) for those in rounds
+    )
 
 
 def _peers(size: int, dim: int, group_size: int | None) -> list[PeerSettings]:
