@@ -41,6 +41,7 @@ class Options:
     dim: int = 20_000
     train_s: float = 0.0
     """How long a training job takes, at least."""
+    checkpoint_s: float = 15.0
 
 
 class Trainer(QuadraticTrainer):
@@ -104,6 +105,7 @@ async def run(options: Options) -> None:
                 start=Start(options.until_round),
                 gather_peers=2 if has_state else options.num_peers,
                 gather_s=60.0,
+                checkpoint_s=options.checkpoint_s,
             ),
             state=state,
         ),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
 from flwr_moshpit.protocol.machine import PeerId
+from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.identity import Authority
 from tests.runtime.processes import HANG_S, Peer
 
@@ -26,7 +28,8 @@ def start(tmp_path: Path) -> Generator[Callable[[int, str], Peer], None, None]:
         if not (tmp_path / f"p{index}").exists():
             authority.issue(PeerId(f"p{index}")).save(tmp_path / f"p{index}")
         pairs = [contact.split("=") for contact in contacts.split(",") if contact]
-        peers.append(Peer(tmp_path, index, num_peers=NUM_PEERS, contacts=dict(pairs)))
+        options = {"num_peers": NUM_PEERS, "contacts": dict(pairs), "checkpoint_s": 0.1}
+        peers.append(Peer(tmp_path, index, **options))
         return peers[-1]
 
     yield start
@@ -40,12 +43,23 @@ def start_all(start: Callable[[int, str], Peer]) -> list[Peer]:
     return [first, *(start(index, f"p0={address}") for index in range(1, NUM_PEERS))]
 
 
-def test_killed_stopped_started_again(start: Callable[[int, str], Peer]) -> None:
+def saved_round(folder: Path) -> int:
+    """Of the newest checkpoint there; 0 while there is none."""
+    loaded = Checkpoints(folder).load() if folder.exists() else None
+    return 0 if loaded is None else int(loaded.content["machine"]["round"])
+
+
+def test_killed_stopped_started_again(start: Callable[[int, str], Peer], tmp_path: Path) -> None:
     peers = start_all(start)
     for peer in peers:
         peer.until_round(*range(NUM_PEERS))
+    # It is saved ten times a second: by then a round with training is among it.
+    peers[1].until_round_after(time.time() + 1.0)
 
     peers[1].process.send_signal(signal.SIGKILL)
+    peers[1].process.wait(HANG_S)
+    saved = saved_round(tmp_path / "state1")
+    assert saved > 0
     others = [peers[0], *peers[2:]]
     for peer in others:
         peer.until_status(1, "dead")
@@ -54,6 +68,7 @@ def test_killed_stopped_started_again(start: Callable[[int, str], Peer]) -> None
     again = start(1, "")
     begun = again.until(lambda line: line["name"] == "begin")
     assert begun["peers"] > 1
+    assert begun["round"] == saved
     for peer in (*others, again):
         peer.until_round(0, 1, 2, 3)
 
