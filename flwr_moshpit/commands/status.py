@@ -86,6 +86,9 @@ def _lines(told: dict[str, Any]) -> list[str]:
 def _seat_lines(seat: dict[str, Any]) -> list[str]:
     if "lobby" in seat:
         return [f"waits in the lobby of leader {seat['leader']} for its group"]
+    if "model from" in seat:
+        donor = seat["model from"] or "somebody who has it"
+        return [f"waits for {donor}: the model, {seat['asked for']} asked for"]
     wanted = (
         ("parts", "a part of the vector"),
         ("averages", "an averaged part"),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from flwr_moshpit.cli import main
+from flwr_moshpit.commands import status
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
@@ -24,6 +25,8 @@ from flwr_moshpit.protocol.moshpit import MoshpitPeer
 from flwr_moshpit.runtime.control import Stop
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Invitation
 from flwr_moshpit.runtime.trace import Recipe, Recorder
+from flwr_moshpit.testing.swarm import Swarm
+from tests.trainers import QuadraticTrainer
 
 HANG_S = 120.0
 
@@ -81,6 +84,61 @@ def test_a_stop_is_the_authoritys_alone() -> None:
     for text in ("", "moshpit-stop-1", "moshpit-stop-1:1800000000:%%", "moshpit-stop-1:x:AAAA"):
         assert Stop(text).flaw("s", pem, now) == "it is no signed stop"
     assert stop.record().key != later.record().key
+
+
+@pytest.mark.parametrize(
+    ("seat", "line"),
+    [
+        ({"lobby": {}, "leader": "b"}, "waits in the lobby of leader b for its group"),
+        ({"group": {}, "parts": ["b", "c"]}, "waits for b, c: a part of the vector"),
+        ({"group": {}, "parts": [], "averages": ["b"]}, "waits for b: an averaged part"),
+        ({"group": {}, "answers": ["c"]}, "waits for c: whether it has finished"),
+        ({"group": {}, "new version": "b"}, "waits for b: the group without the lost"),
+        ({"model from": "b", "asked for": "40 %"}, "waits for b: the model, 40 % asked for"),
+        ({"done": ""}, None),
+    ],
+)
+def test_a_status_says_for_whom_and_what_and_since_when(
+    seat: dict[str, object], line: str | None
+) -> None:
+    told = {
+        "peer": "a",
+        "swarm": "s",
+        "address": "h:1",
+        "up_s": 90.0,
+        "peers": [{"peer": p, "status": s} for p, s in (("a", "alive"), ("b", "suspect"))],
+        "round": 3,
+        "phase": "meeting",
+        "phase_s": 2.5,
+        "waits_for": [seat],
+        "refused": {"certificate": 2},
+    }
+    assert status._lines(told) == [
+        "a of swarm 's' at h:1, up for 1 min 30 s",
+        "suspect: b",
+        "round 3, meeting for 2.5 s",
+        *([line] if line else []),
+        "refused from others: certificate 2",
+    ]
+
+
+def test_what_a_machine_waits_for_is_what_a_status_can_say() -> None:
+    """They know each other by the names in a snapshot alone."""
+    trainer = QuadraticTrainer(200, num_examples=[3, 10, 7])
+    net = Swarm(trainer, peers=5, algorithm=Moshpit(local_steps=1), seed=1)
+    net.run(rounds=2)
+    net.begin()
+    net.join("late")
+    said: set[str] = set()
+    for _ in range(3000):
+        for peer in net.peers:
+            for seat in net.machine(peer).snapshot()["waits_for"]:
+                said.update(line.partition(":")[2] for line in status._seat_lines(seat))
+                assert status._seat_lines(seat) or "done" in seat or "parts" in seat
+        net.step()
+    net.close()
+    assert {" a part of the vector", " an averaged part"} <= said
+    assert any("the model" in line for line in said)
 
 
 def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
