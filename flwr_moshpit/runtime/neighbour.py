@@ -166,10 +166,11 @@ class Neighbour:
                 self._around.on_link_lost(self.peer)
 
     def _is_superseded(self) -> bool:
-        """Whether a link that came in has taken the place of this task, which was cancelled then.
+        """Whether a link that came in has taken the place of this task, or the peer was forgotten:
+        then it was cancelled.
 
         That alone would not do: before Python 3.12 a cancelled `wait_for` that has a result, here
-        the news that the other side is busy, goes on with it.
+        a connection or the news that the other side is busy, goes on with it.
         """
         return self.dialling is not asyncio.current_task()
 
@@ -180,7 +181,8 @@ class Neighbour:
             await asyncio.sleep(min(pause_s, settings.backoff_max_s) * random.uniform(0.5, 1.0))
 
     async def _connect(self) -> bool:
-        """Whether there is a link now. False: the other side says that it is dialling itself."""
+        """Whether there is a link now, or none is wanted any more. False: the other side says that
+        it is dialling itself."""
         if not self._address:
             raise ConnectionError("its address is not known")
         # Who has to be called through a relay calls back, if it can: its call is welcome then.
@@ -197,6 +199,9 @@ class Neighbour:
             return False
         finally:
             self._is_connecting = False
+        if self._is_superseded():
+            await pipe.close()
+            return True
         self.dialling = None
         self._around.spawn(self.carry(self.bind(pipe, mine, theirs, dialled=True)))
         return True

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from flwr_moshpit.protocol import messages
 from flwr_moshpit.protocol.machine import PeerId, Round
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.carrier import Accept, Pipe
 from flwr_moshpit.runtime.frames import pack
-from flwr_moshpit.runtime.greeting import BUSY
+from flwr_moshpit.runtime.greeting import BUSY, Greeting
 from flwr_moshpit.runtime.mesh import Mesh
 from flwr_moshpit.runtime.neighbour import Settings
 from flwr_moshpit.runtime.transport import LocalPipe
@@ -81,6 +82,36 @@ def test_a_dial_that_was_overtaken_does_not_begin_again() -> None:
         assert len(carrier.dialled) == 1
         assert station.lost == []
         await station.transport.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), CAP_S))
+
+
+def test_a_peer_that_is_forgotten_as_it_answers_is_forgotten() -> None:
+    """See above: here what `wait_for` goes on with is a connection."""
+
+    async def scenario() -> None:
+        station, carrier = await scripted(Settings(backoff_s=0.0))
+        transport = station.transport
+        call = transport._door.call
+
+        async def call_and_be_forgotten(pipe: Pipe, dst: PeerId) -> Any:
+            greetings = await call(pipe, dst)
+            asyncio.get_running_loop().call_soon(transport.forget, A)
+            return greetings
+
+        transport._door.call = call_and_be_forgotten
+        transport.send(A, CALL)
+        await carrier.came.wait()
+        dialling = transport._neighbours[A].dialling
+        far = carrier.dialled[0]
+        await far.read()
+        await far.write(Greeting("swarm", A, B, 0, 1, 1 << 20).pack())
+        with contextlib.suppress(asyncio.CancelledError):
+            await dialling
+        assert await far.read() is None
+        assert transport.num_links == 0
+        assert station.lost == []
+        await transport.close()
 
     asyncio.run(asyncio.wait_for(scenario(), CAP_S))
 
