@@ -12,13 +12,14 @@ never the bottleneck. Two peers are the sum of their latencies apart.
   ten elevenths of its downlink from a fast peer; first come first served would let one whole model
   block all others. Cost: each beginning and each end of a flow looks at the flows that meet it, so
   it grows with the number of groupmates or neighbours, not with the message or the swarm.
+- Where packets are lost, TCP's window limits a stream (`tcp.py`).
 - Messages of at most `SMALL_BYTES`, of which there are far more, cost O(1): they pass the sender's
   uplink one after the other, and a backlog that drains at the downlink's rate stands for all others
   that go to the same receiver. They see bandwidth that the flows leave them, and the other way
   round, only through this bound on their size.
 
-Slow start, cross traffic and the headers of TCP, IP and TLS (3 to 5 % of the bytes) are left out:
-give links their goodput.
+Slow start where nothing is lost, cross traffic and the headers of TCP, IP and TLS (3 to 5 % of the
+bytes) are left out: give links their goodput.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Link:
     jitter_s: float = 0.0
     """Each message is late by up to this much more, uniformly."""
     loss: float = 0.0
-    """Probability that a datagram, or one flight of a stream, is lost on this link."""
+    """Probability that a datagram, or one packet of a stream, is lost on this link."""
 
     def __post_init__(self) -> None:
         for name in ("uplink_bytes_per_s", "downlink_bytes_per_s"):

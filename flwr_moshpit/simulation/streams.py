@@ -1,7 +1,8 @@
 """`Delivery.STREAM`: ordered per pair of peers, and delivered or followed by `LinkLost`.
 
 One channel per ordered pair carries one message after the other, as a TCP connection does. Loss is
-lateness: each lost flight of packets costs a retransmission timeout, and what comes behind waits.
+lateness: it keeps TCP's window small, which limits a large message's rate (`tcp.py`), and costs a
+small one a retransmission timeout, for which what comes behind waits.
 A channel that breaks tells its sender after what the kernel needs to notice: a round trip where
 the other process is dead, the detection delay where it cannot be reached.
 """
@@ -16,12 +17,9 @@ from typing import NamedTuple
 from flwr_moshpit.protocol.machine import Message, PeerId
 from flwr_moshpit.simulation.network import SMALL_BYTES, Link
 from flwr_moshpit.simulation.ports import Port, Wire, loss_between
+from flwr_moshpit.simulation.tcp import Window
 from flwr_moshpit.simulation.transfers import Flow
 
-_FLIGHT_BYTES = 1 << 16
-"""What TCP sends at once; a loss in it costs one retransmission."""
-_FLIGHTS_DRAWN = 16
-"""With more flights than this the number of losses is its mean, randomly rounded."""
 _RTO_MIN_S = 0.2
 
 
@@ -34,7 +32,7 @@ class _Waiting(NamedTuple):
 class Channel:
     """One direction of a connection."""
 
-    __slots__ = ("dead", "dst", "flow", "last_s", "queue", "src")
+    __slots__ = ("dead", "dst", "flow", "last_s", "queue", "src", "window")
 
     def __init__(self, src: Port, dst: Port) -> None:
         self.src = src
@@ -44,6 +42,8 @@ class Channel:
         self.queue: deque[_Waiting] | None = None
         self.last_s = 0.0
         """When the last message that has left arrives."""
+        self.window: Window | None = None
+        """Where packets are lost, once a large message was sent."""
         self.dead = False
         """Broken: what is on it is lost, and `LinkLost` is on its way to the sender."""
 
@@ -123,15 +123,25 @@ class Streams:
         src, dst = channel.src, channel.dst
         if size <= SMALL_BYTES:
             arrival_s = self._wire.small_arrival_s(src, dst, size) + delay_s
+            if src.loss or dst.loss:
+                arrival_s += self._timeouts_s(src, dst)
             self._deliver(channel, message, size, arrival_s)
-        else:
-            channel.flow = self._wire.transfers.start(
-                src.up, dst.down, size, self._sent, channel, message, size, delay_s
-            )
+            return
+        limit = math.inf
+        if src.loss or dst.loss:
+            window = _window(channel)
+            limit, late_s = window.send(size, self._agenda.now, self._wire.draw)
+            delay_s += late_s
+        sent = (channel, message, size, delay_s)
+        channel.flow = self._wire.transfers.start(
+            src.up, dst.down, size, self._sent, *sent, limit=limit
+        )
 
     def _sent(self, channel: Channel, message: Message, size: int, delay_s: float) -> None:
         """The last byte has left."""
         channel.flow = None
+        if channel.window is not None:
+            channel.window.paused(self._agenda.now)
         latency_s = channel.src.latency_s + channel.dst.latency_s
         self._deliver(channel, message, size, self._agenda.now + latency_s + delay_s)
         while channel.queue and channel.flow is None:
@@ -141,26 +151,16 @@ class Streams:
         src, dst = channel.src, channel.dst
         if src.jitter_s or dst.jitter_s:
             arrival_s += (src.jitter_s + dst.jitter_s) * self._wire.draw()
-        if src.loss or dst.loss:
-            arrival_s += self._retransmission_s(src, dst, size)
         if arrival_s < channel.last_s:
             arrival_s = channel.last_s
         channel.last_s = arrival_s
         self._agenda.at(arrival_s, self._arrive, channel, dst.incarnation, message, size)
 
-    def _retransmission_s(self, src: Port, dst: Port, size: int) -> float:
-        loss = loss_between(src, dst)
-        draw = self._wire.draw
-        flights = math.ceil(size / _FLIGHT_BYTES)
-        losses = 0
-        if flights <= _FLIGHTS_DRAWN:
-            while flights:
-                if draw() < loss:
-                    losses += 1
-                else:
-                    flights -= 1
-        else:
-            losses = int(flights * loss / (1 - loss) + draw())
+    def _timeouts_s(self, src: Port, dst: Port) -> float:
+        """How late a message of one packet is."""
+        losses, loss = 0, loss_between(src, dst)
+        while self._wire.draw() < loss:
+            losses += 1
         return losses * max(_RTO_MIN_S, 4 * (src.latency_s + dst.latency_s))
 
     def _arrive(self, channel: Channel, incarnation: int, message: Message, size: int) -> None:
@@ -215,3 +215,12 @@ def _connect(src: Port, dst_id: PeerId, dst: Port | None) -> Channel:
         # Each end must learn of the other's death, whoever spoke first.
         dst.channels[src.peer] = Channel(dst, src)
     return channel
+
+
+def _window(channel: Channel) -> Window:
+    if channel.window is None:
+        src, dst = channel.src, channel.dst
+        line_bytes_per_s = min(src.up.capacity, dst.down.capacity)
+        round_trip_s = 2 * (src.latency_s + dst.latency_s)
+        channel.window = Window(round_trip_s, loss_between(src, dst), line_bytes_per_s)
+    return channel.window

@@ -2,9 +2,10 @@
 
 Each direction of a link is a `Pipe` that advertises a level, the most that one flow may take of it,
 such that its flows, each held to what the pipe at its other end advertises, fill it. A flow's rate
-is the lower of its two levels. Recomputing the levels from pipe to pipe until none moves leads to
-the max-min fair rates (Bertsekas and Gallager, Data Networks, 6.5.2; Charny et al. 1995). A level
-that would move by less than `TOLERANCE` stays, which keeps changes local.
+is the lower of its two levels, or its own limit where that is lower still. Recomputing the levels
+from pipe to pipe until none moves leads to the max-min fair rates (Bertsekas and Gallager, Data
+Networks, 6.5.2; Charny et al. 1995). A level that would move by less than `TOLERANCE` stays, which
+keeps changes local.
 """
 
 from __future__ import annotations
@@ -36,13 +37,33 @@ class Pipe:
 class Flow:
     """One message under way: `left` bytes at `since_s`, which `rate` drains."""
 
-    __slots__ = ("action", "args", "down", "due_s", "left", "rate", "since_s", "ticket", "up")
+    __slots__ = (
+        "action",
+        "args",
+        "down",
+        "due_s",
+        "left",
+        "limit",
+        "rate",
+        "since_s",
+        "ticket",
+        "up",
+    )
 
     def __init__(
-        self, up: Pipe, down: Pipe, left: float, now: float, action: Action, args: tuple[Any, ...]
+        self,
+        up: Pipe,
+        down: Pipe,
+        left: float,
+        limit: float,
+        now: float,
+        action: Action,
+        args: tuple[Any, ...],
     ) -> None:
         self.up = up
         self.down = down
+        self.limit = limit
+        """The most that it takes, in bytes per second, whatever the pipes have."""
         self.left = left
         self.rate = 0.0
         self.since_s = now
@@ -61,9 +82,18 @@ class Transfers:
         self._changed: dict[Pipe, None] = {}
         self._fresh: list[Flow] = []
 
-    def start(self, up: Pipe, down: Pipe, size: float, action: Action, *args: Any) -> Flow:
-        """Send `size` bytes; `action(*args)` happens when the last one has left the sender."""
-        flow = Flow(up, down, size, self._agenda.now, action, args)
+    def start(
+        self,
+        up: Pipe,
+        down: Pipe,
+        size: float,
+        action: Action,
+        *args: Any,
+        limit: float = math.inf,
+    ) -> Flow:
+        """Send `size` bytes, at most `limit` of them per second; `action(*args)` happens when the
+        last one has left the sender."""
+        flow = Flow(up, down, size, limit, self._agenda.now, action, args)
         up.flows[flow] = None
         down.flows[flow] = None
         self._fresh.append(flow)
@@ -98,7 +128,7 @@ class Transfers:
             wave = following
         now = self._agenda.now
         for flow in moved:
-            rate = min(flow.up.level, flow.down.level)
+            rate = min(flow.up.level, flow.down.level, flow.limit)
             if rate != flow.rate and flow in flow.up.flows:
                 flow.left -= flow.rate * (now - flow.since_s)
                 flow.rate = rate
@@ -138,7 +168,8 @@ def _relevel(pipe: Pipe, following: dict[Pipe, None]) -> bool:
     flows = pipe.flows
     old = pipe.level
     others = [flow.down if flow.up is pipe else flow.up for flow in flows]
-    level = fair_level(pipe.capacity, [other.level for other in others])
+    offers = [min(other.level, flow.limit) for other, flow in zip(others, flows, strict=True)]
+    level = fair_level(pipe.capacity, offers)
     if abs(level - old) <= TOLERANCE * old:
         return False
     pipe.level = level

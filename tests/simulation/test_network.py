@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -162,7 +163,9 @@ class TestBandwidth:
         flows: list[Flow] = []
         for _ in range(chance.choice([3, 10, 60])):
             up, down = chance.randrange(count), count + chance.randrange(count)
-            flows.append(transfers.start(pipes[up], pipes[down], 1e15, _never))
+            limit = chance.choice([math.inf, math.inf, 10 ** chance.uniform(3, 7)])
+            flow = transfers.start(pipes[up], pipes[down], 1e15, _never, limit=limit)
+            flows.append(flow)
             if chance.random() < 0.3:
                 agenda.advance()
             if chance.random() < 0.2:
@@ -186,7 +189,8 @@ def _never() -> None:
 
 
 def _progressive_filling(flows: Sequence[Flow]) -> dict[Flow, float]:
-    """All rates grow together until a pipe is full; its flows stay, the others go on."""
+    """All rates grow together until a pipe is full or a flow at its limit; these flows stay, the
+    others go on."""
     rates: dict[Flow, float] = {}
     pipes = dict.fromkeys(pipe for flow in flows for pipe in (flow.up, flow.down))
     while len(rates) < len(flows):
@@ -198,6 +202,10 @@ def _progressive_filling(flows: Sequence[Flow]) -> dict[Flow, float]:
                 fixed = sum(rates[flow] for flow in through if flow in rates)
                 shares[pipe] = (pipe.capacity - fixed) / len(growing)
         full = min(shares, key=lambda pipe: shares[pipe])
+        limited = min((flow for flow in flows if flow not in rates), key=lambda flow: flow.limit)
+        if limited.limit < shares[full]:
+            rates[limited] = limited.limit
+            continue
         for flow in flows:
             if full in (flow.up, flow.down) and flow not in rates:
                 rates[flow] = shares[full]
@@ -253,6 +261,16 @@ class TestStreams:
         assert swarm[1].numbers() == [1, 2]
         assert swarm[1].times(Received)[1] >= 1.0
         assert swarm[2].times(Received)[0] < 0.02
+
+    def test_a_stream_that_loses_packets_is_held_to_the_square_root_law(self) -> None:
+        """sqrt(3 / (2 x 0.002)) segments of 1448 bytes in 60 ms are 661 kB/s."""
+        size, count = 1 << 16, 2_000
+        network = Network.uniform(latency_s=0.03, uplink_bytes_per_s=1e9, loss=0.002)
+        swarm = started(2, network=network)
+        swarm.send(0, 1, *(Letter(number, size) for number in range(count)))
+        swarm.run()
+        assert swarm[1].numbers() == [*range(count)]
+        assert count * size / swarm.engine.now == pytest.approx(661e3, rel=0.12)
 
     def test_loss_is_lateness_by_retransmission(self) -> None:
         """With 20 % loss and RTO = 0.2 s a small letter is late by 0.25 losses x 0.2 s."""
