@@ -166,7 +166,7 @@ class Groups:
 
     def _decline(self, named: GroupNamed) -> list[Effect]:
         """I have gone elsewhere, and stay there: a later version must not count on me either."""
-        self._past[named.group] = False
+        self._note_past(named.group, was_in=False)
         heads = [peer for peer in named.ranks if peer != self._me]
         return [Send(heads[0], Accuse(named.group, self._me, "declines"))] if heads else []
 
@@ -215,7 +215,7 @@ class Groups:
         named = dict.fromkeys(group for group, _, _ in self._early)
         for group in [g for g in named if g.key == key and g.leader == leader]:
             sources = dict.fromkeys(src for src, _ in self._take_early(group))
-            self._past[group] = False
+            self._note_past(group, was_in=False)
             effects += [Send(src, Gone(group, False)) for src in sources]
         return effects
 
@@ -249,13 +249,18 @@ class Groups:
             too_many = count >= SERVED_MAX or kept_bytes > SERVED_BYTES_MAX
             if too_many or not known.is_asked_for(now):
                 self._drop(group)
-        while len(self._past) > PAST_MAX:
-            del self._past[next(iter(self._past))]
         self._keep_early([each for each in self._early if each[0].key.round >= round])
 
     def _drop(self, group: GroupId) -> None:
         outcome = self._groups.pop(group).outcome
-        self._past[group] = outcome is not None and outcome.average is not None
+        self._note_past(group, outcome is not None and outcome.average is not None)
+
+    def _note_past(self, group: GroupId, was_in: bool) -> None:
+        """Within bounds at once: who has finished ends no more rounds, and may still be named into
+        any number of groups."""
+        self._past[group] = was_in
+        while len(self._past) > PAST_MAX:
+            del self._past[next(iter(self._past))]
 
     def _let_go(self, named: GroupNamed) -> None:
         """Results that nobody can miss any more, because all who had a part in them are here."""

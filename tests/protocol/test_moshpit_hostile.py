@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flwr_moshpit.config import Moshpit
-from flwr_moshpit.protocol.machine import Learned, PeerId, Record, Round
+from flwr_moshpit.protocol.groups import PAST_MAX
+from flwr_moshpit.protocol.machine import Learned, PeerId, Received, Record, Round
 from flwr_moshpit.protocol.messages import Hold, Late, Plan, PlanId, Share, Stands, Waiting
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
@@ -140,3 +141,17 @@ def test_a_leader_that_only_says_wait_is_left_for_another():
     net.tamper(lambda named: Hold(named.group.key), kind="GroupNamed", src=6)
     net.run(rounds=4)
     assert sum(r.coverage == 1 for r in net.history.rounds if r.peer != net.peers[6]) > 6
+
+
+def test_a_peer_that_is_named_into_groups_without_end_does_not_grow():
+    net = net_of(1)
+    named = []
+    net.tamper(lambda message: named.append(message) or message, kind="GroupNamed", limit=1)
+    net.run(rounds=2, sweep=True)
+    machine = net.machine(0)
+    for number in range(2000):
+        group = named[0].group._replace(incarnation=10 + number)
+        forged = dataclasses.replace(named[0], group=group)
+        machine.handle(Received(net.peers[6], forged), net.now)
+    assert len(machine._groups._past) <= PAST_MAX
+    assert len(machine._groups._groups) < 20
