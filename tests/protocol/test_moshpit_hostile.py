@@ -150,7 +150,7 @@ def test_a_peer_that_is_named_into_groups_without_end_does_not_grow():
     net.run(rounds=2, sweep=True)
     machine = net.machine(0)
     for number in range(2000):
-        group = named[0].group._replace(incarnation=10 + number)
+        group = named[0].group._replace(leader=net.peers[6], incarnation=number)
         forged = dataclasses.replace(named[0], group=group)
         machine.handle(Received(net.peers[6], forged), net.now)
     assert len(machine._groups._past) <= PAST_MAX
