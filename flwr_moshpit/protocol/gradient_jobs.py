@@ -33,7 +33,7 @@ class GradientJobs:
     """Asks for gradients at the model of the moment, and hands them to the ledger and `tracking`.
 
     With `local_steps` above 1 it asks for corrected local epochs, y <- y - lr (grad(y) + h - g),
-    with h the mean gradient at the root and g the peer's own that is tracked so far.
+    with h the mean gradient at the root and g the peer's own in it: see `corrections.py`.
     """
 
     def __init__(self, core: Core, tracking: Tracking, done: int) -> None:
@@ -52,8 +52,6 @@ class GradientJobs:
         self._step = 0
         self._began_at = -inf
         self._took_at: float | None = None
-        self._gradient: Vector | None = None
-        """The peer's newest, not weighted."""
         self._largest = 0.0
         """Norm of the gradients so far that had not exploded."""
         self._exploded = False
@@ -105,7 +103,7 @@ class GradientJobs:
         if self._has_heard:
             return
         self._has_heard = True
-        is_first = self._gradient is None and self._job is not None
+        is_first = not self._core.weight and self._job is not None
         if is_first and not np.array_equal(self._params, self._core.x):
             self._cancel()
             self._began_at = -inf
@@ -113,8 +111,8 @@ class GradientJobs:
 
     def _take(self, gradient: Vector, weight: float, now: float) -> None:
         core = self._core
-        self._gradient = gradient
         self._look_at(gradient)
+        core.corrections.took(None if self._exploded else gradient)
         weighted = gradient if weight == 1.0 else gradient * core.x.dtype.type(weight)
         core.ledger.set_gradient(weighted)
         core.weight, core.seen = weight, self._step
@@ -166,10 +164,10 @@ class GradientJobs:
         correction = np.zeros_like(core.x)
         # Local epochs that have run away correct the next ones by what they met on the way, and
         # would lead these further astray: those begin without any correction.
-        if self._gradient is not None and not self._exploded:
-            correction -= self._gradient
-            if core.direction is not None:
-                correction += core.direction
+        own = core.corrections.gradient
+        if own is not None and core.direction is not None and not self._exploded:
+            correction += core.direction
+            correction -= own
         correction.setflags(write=False)
         return CorrectedSteps(core.x, correction, config.local_steps, config.learning_rate)
 

@@ -488,6 +488,8 @@ class Model(Message):
     """What is left of the step size after halvings."""
     direction: Vector | None = None
     """(d,), the mean gradient at the root, where peers take several local steps."""
+    taken: int = -1
+    """Counter of the receiver's newest push that is in `direction`, -1 for none."""
 
     @property
     def array_bytes(self) -> int:

@@ -8,6 +8,7 @@ from math import inf
 from typing import Protocol
 
 from flwr_moshpit.config import RFast
+from flwr_moshpit.protocol.corrections import Corrections
 from flwr_moshpit.protocol.leases import Leases, Standing
 from flwr_moshpit.protocol.ledger import InEdge, Ledger, OutEdge
 from flwr_moshpit.protocol.machine import (
@@ -147,6 +148,7 @@ class Core:
     """Peers in the root's sum, as far as this peer knows."""
     direction: Vector | None = None
     """The mean gradient at the root, for corrected local epochs."""
+    corrections: Corrections = field(default_factory=Corrections)
 
     def send_push(self, parent: PeerId, out: OutEdge, subtree: Subtree) -> None:
         assert out.rho is not None
@@ -162,6 +164,9 @@ class Core:
         scale: float,
         now: float,
     ) -> None:
+        taken = -1
+        if self.direction is not None and edge is not None:
+            taken = self.corrections.taken(peer, edge)
         standing = self.standing
         message = Model(
             self.identity.incarnation,
@@ -176,6 +181,7 @@ class Core:
             self.contributors,
             scale,
             self.direction,
+            taken,
         )
         self.emit(Send(peer, message))
 

@@ -132,6 +132,7 @@ class TreeTracking:
         core.x, core.direction = message.v, message.direction
         core.step, core.contributors = message.step, message.contributors
         self._root_period_s, self._scale = message.period_s, message.scale
+        core.corrections.heard(message.taken)
         core.version += 1
         self.seat.follow(message.label, (src, *message.path), now)
         self._spread(now)
@@ -154,6 +155,7 @@ class TreeTracking:
 
     def on_grant(self, parent: PeerId, message: Grant, now: float) -> None:
         if self.seat.on_grant(parent, message, now):
+            self._core.corrections.forget_pushes()
             self._steps = None
             self._optimizer = Optimizer(self._core.config.optimizer, self._core.config.momentum)
             self._spread(now)
@@ -210,6 +212,8 @@ class TreeTracking:
             out.dirty = True
             return
         self._core.ledger.push({parent: 1.0})
+        if self._core.config.local_steps > 1:
+            self._core.corrections.pushed(out.counter, self._core.ledger.ins)
         out.dirty = False
         out.copies = copies(out.gap)
         out.next_push_at = now + spacing(out.gap) * self._root_period_s
@@ -283,6 +287,7 @@ class TreeTracking:
         if config.local_steps > 1:
             mean.setflags(write=False)
             core.direction = mean
+            core.corrections.descended(core.ledger.ins)
         self._scale = steps.scale
         core.contributors = below.contributors
         core.step += 1

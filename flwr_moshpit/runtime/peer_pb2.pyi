@@ -642,7 +642,7 @@ class Push(_message.Message):
     def __init__(self, edge: _Optional[_Union[EdgeId, _Mapping]] = ..., counter: _Optional[int] = ..., rho: _Optional[_Union[Array, _Mapping]] = ..., echo_s: _Optional[float] = ..., subtree: _Optional[_Union[Subtree, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("incarnation", "counter", "v", "edge", "clock_s", "label", "path", "step", "period_s", "contributors", "scale", "direction")
+    __slots__ = ("incarnation", "counter", "v", "edge", "clock_s", "label", "path", "step", "period_s", "contributors", "scale", "direction", "taken")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     COUNTER_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
@@ -655,6 +655,7 @@ class Model(_message.Message):
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     counter: int
     v: Array
@@ -667,7 +668,8 @@ class Model(_message.Message):
     contributors: int
     scale: float
     direction: Array
-    def __init__(self, incarnation: _Optional[int] = ..., counter: _Optional[int] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., edge: _Optional[_Union[EdgeId, _Mapping]] = ..., clock_s: _Optional[float] = ..., label: _Optional[_Union[Label, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ..., period_s: _Optional[float] = ..., contributors: _Optional[int] = ..., scale: _Optional[float] = ..., direction: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    taken: int
+    def __init__(self, incarnation: _Optional[int] = ..., counter: _Optional[int] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., edge: _Optional[_Union[EdgeId, _Mapping]] = ..., clock_s: _Optional[float] = ..., label: _Optional[_Union[Label, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ..., period_s: _Optional[float] = ..., contributors: _Optional[int] = ..., scale: _Optional[float] = ..., direction: _Optional[_Union[Array, _Mapping]] = ..., taken: _Optional[int] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
     __slots__ = ("peer", "incarnation", "speed", "uplink_bytes_per_s", "downlink_bytes_per_s", "dialable")

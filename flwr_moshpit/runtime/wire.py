@@ -20,7 +20,7 @@ from flwr_moshpit.protocol.machine import Delivery, Message, Vector
 from flwr_moshpit.runtime import peer_pb2 as pb
 from flwr_moshpit.runtime.codec import Arrays, Bounds, Codec, Compiler
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Two peers that talk have the same. At most 127, because it must take one byte."""
 
 MESSAGES: Mapping[str, type[Message]] = {

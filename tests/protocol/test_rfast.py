@@ -355,10 +355,13 @@ class Hand:
         )
         self.now = 0.0
         self.effects: list[Any] = []
+        self.everything: list[tuple[PeerId, Any]] = []
+        """All that was ever sent."""
 
     def do(self, event: Any, later: float = 0.0) -> list[Any]:
         self.now += later
         self.effects = self.machine.handle(event, self.now)
+        self.everything += [(e.dst, e.message) for e in self.effects if isinstance(e, Send)]
         return self.effects
 
     def hear(self, src: int, message: Any, later: float = 0.0) -> list[Any]:
@@ -907,19 +910,56 @@ def test_a_gradient_that_has_exploded_does_not_lead_the_model_away() -> None:
     np.testing.assert_array_equal(later, last, "what is too large to be measured has no direction")
 
 
+def epochs(hand: Hand, effects: list[Any], value: float, counter: int, taken: int) -> list[Any]:
+    """The job in `effects` is done, when a new model has come, so that the next one follows."""
+    (job,) = [e for e in effects if isinstance(e, Compute)]
+    hand.hear(0, model(hand, counter, direction=np.full(4, 0.5), taken=taken), later=0.5)
+    return hand.do(ComputeDone(job.job_id, GradientResult(np.full(4, value), 1)), later=0.5)
+
+
+def correction(effects: list[Any]) -> np.ndarray:
+    (job,) = [e.job for e in effects if isinstance(e, Compute)]
+    assert isinstance(job, CorrectedSteps)
+    return job.correction
+
+
+def test_local_epochs_are_corrected_by_the_own_gradient_that_is_in_the_mean() -> None:
+    hand = attached_child(local_steps=3, lease_s=60.0)
+    effects = epochs(hand, hand.hear(0, model(hand), later=0.1), 1.0, counter=1, taken=-1)
+    ((_, first),) = hand.sent(Push)
+    np.testing.assert_array_equal(correction(effects), np.zeros(4), "it has none in the mean")
+    below = EdgeId(0, 0)
+    hand.push(3, below, 7, 5.0)
+    hand.do(TimerFired(), later=0.3)
+    ((_, second),) = hand.sent(Push)
+    hand.push(3, below, 8, 6.0)
+    effects = epochs(hand, effects, 2.0, counter=2, taken=first.counter)
+    np.testing.assert_array_equal(correction(effects), np.full(4, 0.5 - 1.0))
+    effects = epochs(hand, effects, 3.0, counter=3, taken=second.counter)
+    np.testing.assert_array_equal(correction(effects), np.full(4, 0.5 - 1.0))
+    hand.hear(0, model(hand, 4, direction=np.full(4, 0.5), taken=second.counter), later=1.0)
+    ((child, passed_on),) = hand.sent(Model)
+    assert (child, passed_on.taken) == ("p003", 7), "the child's push that was in the second"
+    ((_, newest),) = [sent for sent in hand.everything if isinstance(sent[1], Push)][-1:]
+    effects = epochs(hand, effects, 4.0, counter=5, taken=newest.counter)
+    np.testing.assert_array_equal(correction(effects), np.full(4, 0.5 - 3.0))
+
+
 def test_local_epochs_that_ran_away_do_not_correct_the_next_ones() -> None:
     for value, corrected in ((9.0, True), (11.0, False)):
         hand = attached_child(local_steps=3, lease_s=60.0)
-        effects = hand.hear(0, model(hand, direction=np.full(4, 0.5)), later=0.1)
-        (job,) = [e for e in effects if isinstance(e, Compute)]
-        for counter, gradient in enumerate((1.0, value), 1):
-            # A new model has come when the job is done, so the next one follows at once.
-            hand.hear(0, model(hand, counter, direction=np.full(4, 0.5)), later=0.5)
-            result = GradientResult(np.full(4, gradient), 1)
-            effects = hand.do(ComputeDone(job.job_id, result), later=0.5)
-            (job,) = [e for e in effects if isinstance(e, Compute)]
-        assert isinstance(job.job, CorrectedSteps)
-        np.testing.assert_array_equal(job.job.correction, np.full(4, corrected * (0.5 - value)))
+        effects = epochs(hand, hand.hear(0, model(hand), later=0.1), 1.0, counter=1, taken=-1)
+        ((_, push),) = hand.sent(Push)
+        effects = epochs(hand, effects, value, counter=2, taken=push.counter)
+        np.testing.assert_array_equal(correction(effects), np.full(4, corrected * (0.5 - 1.0)))
+
+
+def test_local_epochs_in_step_with_each_other_converge_at_large_rates() -> None:
+    # All jobs end at one instant, so each peer's newest gradient is one that no mean has yet.
+    algorithm = config("star", learning_rate=0.25 * PROBLEM.learning_rate(), local_steps=20)
+    net = Net(PROBLEM, 7, algorithm, seed=1, jitter=0.0, delay_s=0.02)
+    assert settled(net, 400) < np.inf
+    assert not [report for _, _, report in net.reports if report.name == "step_size"]
 
 
 def test_w_and_a_may_be_different_trees() -> None:
