@@ -29,7 +29,7 @@ from flwr_moshpit.protocol.messages import (
     Share,
     Version,
 )
-from flwr_moshpit.protocol.partition import shares
+from flwr_moshpit.protocol.partition import piece_elems, shares
 
 STALL_S = 2.0
 """A group without any progress for less than this is not asked what it waits for."""
@@ -255,7 +255,7 @@ class Rendezvous:
             tuple(named_shares),
             tuple(present),
             terms.dim,
-            terms.part_elems,
+            piece_elems(max(counts), uplinks, terms.itemsize, terms.part_elems),
             stall_s,
             lobby.sweep,
             agreed([lobby.arrivals[peer].compression for peer in present]),

@@ -13,6 +13,12 @@ from collections.abc import Sequence
 
 from flwr_moshpit.protocol.messages import Member, Share
 
+PIECE_S = 0.05
+"""On a slow line a piece leaves in no less than this."""
+PIECE_BYTES_MIN = 1 << 16
+PIECES_MAX = 8
+"""More pieces of a share than this save no time, and each costs a message."""
+
 
 def shares(
     dim: int,
@@ -47,6 +53,22 @@ def shares(
     for index in by_remainder[: dim - sum(counts)]:
         counts[index] += 1
     return counts
+
+
+def piece_elems(share: int, uplinks: Sequence[float | None], itemsize: int, elems_max: int) -> int:
+    """Elements of a piece of a share, where the largest has `share` elements.
+
+    uplinks: (M,) in bytes per second, None where unknown.
+    elems_max: the answer where nothing is known of any line.
+
+    The averages of the first pieces travel while the last ones come in, so that a line carries
+    something all the time: on slow ones that saves more than the messages cost.
+    """
+    known = [rate for rate in uplinks if rate]
+    if not known:
+        return elems_max
+    leaves = max(PIECE_BYTES_MIN, int(PIECE_S * min(known))) // itemsize
+    return min(elems_max, max(leaves, -(-share // PIECES_MAX)))
 
 
 def reassigned(shares: Sequence[Share], members: Sequence[Member]) -> tuple[Share, ...]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_moshpit.protocol.partition import shares
+from flwr_moshpit.protocol.partition import piece_elems, shares
 
 ALL = [True] * 64
 
@@ -72,3 +72,18 @@ def test_small_vectors_are_not_split():
 def test_who_cannot_be_reached_reduces_nothing():
     assert shares(9, [100, 1, 1], [False, True, True], 0) == [0, 5, 4]
     assert shares(9, [1, 1, 1], [False] * 3, 0) == [9, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("share_bytes", "uplinks", "piece_bytes"),
+    [
+        (300_000, [None, None], 1 << 20),
+        (300_000, [1e9, None], 1 << 20),
+        (300_000, [625e3, 1e9], 1 << 16),
+        (300_000, [2.5e6, None], 125_000),
+        (10_000_000, [625e3, 625e3], 1 << 20),
+        (4_000_000, [625e3, 625e3], 500_000),
+    ],
+)
+def test_pieces_are_small_where_a_line_is_slow(share_bytes, uplinks, piece_bytes):
+    assert piece_elems(share_bytes // 4, uplinks, 4, 1 << 18) == piece_bytes // 4
