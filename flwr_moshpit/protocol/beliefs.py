@@ -34,6 +34,8 @@ from flwr_moshpit.protocol.roster import Roster, Rumours, outranks
 
 PEERS_MAX = 8192
 RECORDS_MAX = 65536
+RECORDS_BYTES_MAX = 1 << 24
+"""Of all records, written out: everybody keeps them as long as the swarm lives."""
 NEWS_MAX = 24
 """Topics in one message."""
 
@@ -55,6 +57,7 @@ class Beliefs:
         self._before: dict[PeerId, PeerInfo | None] = {}
         """The peers of whom something has changed since `effects`, as the view has them."""
         self._out: list[Report | Learned] = []
+        self._records_bytes = 0
 
     def begin_with(self, known: Iterable[Claim]) -> None:
         """Claims that the view shows from the beginning."""
@@ -186,9 +189,11 @@ class Beliefs:
         here = records.get(record.key)
         if here is not None and not outranks(record.rank, here.rank):
             return
-        if here is None and len(records) >= RECORDS_MAX:
+        num_bytes = self._records_bytes + len(repr(record)) - (len(repr(here)) if here else 0)
+        if here is None and len(records) >= RECORDS_MAX or num_bytes > RECORDS_BYTES_MAX:
             self._out.append(refused(src, "Update", "too many records"))
             return
+        self._records_bytes = num_bytes
         self.roster.put_record(record)
         self.spread(record.key)
         self._out.append(Learned(record))

@@ -295,6 +295,21 @@ def test_a_record_is_asked_for_once_at_a_time() -> None:
     assert asked == [True, False, True]
 
 
+def test_records_take_a_bounded_amount_of_memory() -> None:
+    machine = member(claim(B))
+    text, refused = "x" * 200_000, 0
+    for number in range(100):
+        record = Record((f"k{number}",), (1,), text)
+        effects = machine.handle(Received(B, Update(records=(record,))), 0.1)
+        refused += "refused" in [report.name for report in only(Report, effects)]
+    assert 15 <= refused <= 20, "16 MiB of 20 MB are kept"
+    # What is there is replaced, and what that frees can be used.
+    for number in range(80):
+        effects = machine.handle(Publish(Record((f"k{number}",), (2,), "small")), 0.2)
+        assert only(Learned, effects)
+    assert only(Learned, machine.handle(Publish(Record(("new",), (1,), text)), 0.3))
+
+
 def test_ranks_that_cannot_be_compared_do_no_harm() -> None:
     machine = member(claim(B))
     machine.handle(Publish(Record(("k",), (1,), "mine")), 0.1)
