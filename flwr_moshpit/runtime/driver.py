@@ -47,7 +47,12 @@ from flwr_moshpit.protocol.machine import (
     View,
     ViewChanged,
 )
-from flwr_moshpit.protocol.membership import Membership, MembershipEvent, Renewed
+from flwr_moshpit.protocol.membership import (
+    Membership,
+    MembershipEffect,
+    MembershipEvent,
+    Renewed,
+)
 from flwr_moshpit.protocol.membership_messages import MembershipMessage
 from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.compute import Compute
@@ -316,22 +321,28 @@ class Driver:
         out = membership.handle(event, time.monotonic())
         for peer, address in membership.moved().items():
             self._transport.set_address(peer, address)
-        for effect in out:
-            match effect:
-                case Send():
-                    self._transport.send(effect.dst, effect.message)
-                case ViewChanged():
-                    self._drop_lost([peer for peer in effect.lost if peer not in effect.joined])
-                    if self._machine is not None:
-                        self._machine.put(effect)
-                case Learned():
-                    self._put(effect)
-                    if self._on_record is not None:
-                        self._on_record(effect.record)
-                case Report():
-                    self._observe(effect)
+        try:
+            for effect in out:
+                self._carry_out_memberships(effect)
+        except Exception as error:
+            self._fail(error)
         self._changed.set()
         self._arm(membership.deadline)
+
+    def _carry_out_memberships(self, effect: MembershipEffect) -> None:
+        match effect:
+            case Send():
+                self._transport.send(effect.dst, effect.message)
+            case ViewChanged():
+                self._drop_lost([peer for peer in effect.lost if peer not in effect.joined])
+                if self._machine is not None:
+                    self._machine.put(effect)
+            case Learned():
+                self._put(effect)
+                if self._on_record is not None:
+                    self._on_record(effect.record)
+            case Report():
+                self._observe(effect)
 
     def _arm(self, deadline: float | None) -> None:
         if self._timer is not None:

@@ -106,6 +106,8 @@ class Link:
         bye, and takes no more messages."""
         num_messages = self.sender.num_messages + self.receiver.num_messages
         is_idle = num_messages == self._num_messages and not self._outbox
+        # A model may take minutes to come over a slow line, and be all that is said meanwhile.
+        is_idle = is_idle and not self.receiver.is_assembling
         self._num_messages = num_messages
         if not is_idle:
             return False
@@ -184,9 +186,11 @@ class Link:
         self._awake.clear()
         leaves_s = self.sender.newest_leaves_at - self._now()
         timer = self._loop.call_later(leaves_s, self.wake) if leaves_s > 0 else None
-        await self._awake.wait()
-        if timer is not None:
-            timer.cancel()
+        try:
+            await self._awake.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _next_frame(self) -> bytes | None:
         raw = self.sender.next_frame(self._now())
@@ -211,6 +215,9 @@ class Link:
         self.wake()
 
     def _tell_line(self) -> None:
+        if self._end.is_set():
+            # The outbox may be another link's by now, which tells what becomes of it.
+            return
         # A message that fits into one frame has left by now, unless the link was full.
         is_busy = self.sender.line_is_busy(self._now())
         if self._line_is_busy != is_busy:

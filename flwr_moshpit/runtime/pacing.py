@@ -15,6 +15,8 @@ QUEUE_S = 0.2
 LEAST_BYTES = 1 << 16
 """Also the first window: many links that all begin with more would fill a slow line for seconds;
 a fast one doubles it with every round trip."""
+LEARNING_BYTES = LEAST_BYTES // 4
+"""How long less than this takes says little of the line, and more of who had the processor."""
 
 
 class Pacer:
@@ -82,7 +84,8 @@ class Pacer:
             round_trip_s = now - asked_at
             if self.round_trip_s is None or round_trip_s < self.round_trip_s:
                 self.round_trip_s = round_trip_s
-            self._s_per_byte = (round_trip_s - self.round_trip_s) / max(under_way_bytes, 1)
+            if under_way_bytes >= LEARNING_BYTES:
+                self._s_per_byte = (round_trip_s - self.round_trip_s) / under_way_bytes
             # Twice at most, up or down: one receipt that was late for other reasons says little.
             fit = min(2.0, max(0.5, (self.round_trip_s + QUEUE_S) / max(round_trip_s, 1e-6)))
             was_full = 2 * under_way_bytes >= window_bytes

@@ -105,6 +105,11 @@ class Receiver:
             lane: _Lane(limits.window_bytes) for lane in (pb.STREAM, pb.NEWEST)
         }
 
+    @property
+    def is_assembling(self) -> bool:
+        """Whether a message has begun to come and is not here."""
+        return any(lane.assembly is not None for lane in self._lanes.values())
+
     def on_frame(self, raw: bytes) -> None:
         """Raises `Breach`."""
         frame, data = unpack(raw, self._limits)

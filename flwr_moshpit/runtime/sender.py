@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flwr_moshpit.errors import LocalProtocolError
 from flwr_moshpit.protocol.machine import Delivery
 from flwr_moshpit.runtime import peer_pb2 as pb
-from flwr_moshpit.runtime.frames import Cursor, pack
+from flwr_moshpit.runtime.frames import Breach, Cursor, pack
 from flwr_moshpit.runtime.outbox import Outbox
 from flwr_moshpit.runtime.pacing import Pacer
 from flwr_moshpit.runtime.wire import Limits, encode
@@ -51,6 +51,7 @@ class Sender:
         self._limits = limits
         self._sequence = first_sequence
         self._receipt = receipt
+        self._window_bytes = window_bytes
         self._credit = dict.fromkeys(_BULK, window_bytes)
         self._under_way: dict[Delivery, Cursor] = {}
         self._turn = Delivery.STREAM
@@ -104,11 +105,16 @@ class Sender:
         return self._pack(pb.Frame(bye=pb.Bye(reason=reason)), now)
 
     def on_receipt(self, receipt: pb.Receipt, now: float) -> None:
+        """Raises `Breach` for one of what was not sent: the uplink would be measured by it."""
+        if receipt.sequence >= self._sequence:
+            raise Breach("malformed", "a receipt of what was not sent")
         self.pacer.receipt(receipt.sequence, now)
         if receipt.sequence >= self._newest_sequence:
             self.newest_leaves_at = 0.0
         self._credit[Delivery.STREAM] += receipt.stream_bytes
         self._credit[Delivery.NEWEST] += receipt.newest_bytes
+        if max(self._credit.values()) > self._window_bytes:
+            raise Breach("malformed", "more credit than there is")
 
     def _datagram(self, now: float) -> bytes | None:
         cursor = self._begin(Delivery.DATAGRAM)

@@ -450,6 +450,23 @@ async def test_what_an_observer_raises_ends_the_run() -> None:
 
 
 @in_time
+async def test_what_an_observer_raises_about_another_peer_ends_the_run() -> None:
+    swarm = Swarm(2)
+    driver = swarm.start(0, Start())
+
+    def observer(now: float, peer: PeerId | None, report: Report) -> None:
+        if report.name == "peer":
+            raise OSError("disk full")
+
+    driver._observers.append(observer)
+    other = swarm.start(1, Start())
+    with pytest.raises(OSError, match="disk full"):
+        await swarm.tasks[peer_id(0)]
+    other.stop()
+    await swarm.tasks[peer_id(1)]
+
+
+@in_time
 async def test_an_address_that_is_taken_is_said() -> None:
     network = LocalNetwork()
     first = make_alone(network, Silent())

@@ -575,6 +575,28 @@ def test_heartbeats_get_through_a_slow_line_that_is_full() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
+def test_a_message_that_takes_longer_than_a_link_may_be_idle_arrives() -> None:
+    """Over a slow line, to the side that has dialled and says nothing meanwhile."""
+
+    async def scenario(site: Site) -> None:
+        settings = Settings(idle_s=0.3, backoff_s=0.01)
+        a = await site.station(AUTHORITY.issue(A), settings=settings)
+        b = await site.station(AUTHORITY.issue(B), settings=settings)
+        proxy = Proxy(a.transport.address, bytes_per_s=5e5)
+        await proxy.start()
+        site.later(proxy.close)
+        b.transport.set_address(A, proxy.address)
+        a.transport.set_address(B, b.transport.address)
+        b.send(a, messages.Waiting(GROUP))
+        await a.until(lambda: a.inbox != [])
+        a.send(b, messages.Part(GROUP, 0, np.zeros(1 << 18, np.float32)))
+        await b.until(lambda: b.inbox != [] or a.lost != [])
+        assert (a.lost, len(b.inbox)) == ([], 1)
+
+    run(scenario)
+
+
 def test_expiry_is_known() -> None:
     identity = AUTHORITY.issue(A, valid_s=1000)
     left = identity.expires_at - datetime.datetime.now(datetime.timezone.utc)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from flwr_moshpit.protocol import messages
 from flwr_moshpit.protocol.machine import PeerId, Round
 from flwr_moshpit.runtime import peer_pb2 as pb
-from flwr_moshpit.runtime.frames import unpack
+from flwr_moshpit.runtime.frames import Breach, unpack
 from flwr_moshpit.runtime.outbox import Outbox
 from flwr_moshpit.runtime.sender import Sender
 from flwr_moshpit.runtime.wire import Limits
@@ -103,3 +104,20 @@ def test_a_line_is_free_when_the_last_of_what_is_newest_has_left() -> None:
     assert sender.line_is_busy(3.1), "this was about the one before"
     sender.on_receipt(pb.Receipt(sequence=fourth.sequence), 3.15)
     assert not sender.line_is_busy(3.15)
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        pb.Receipt(sequence=2),
+        pb.Receipt(sequence=1, stream_bytes=1 << 40),
+        pb.Receipt(sequence=1, newest_bytes=1),
+    ],
+)
+def test_a_receipt_of_what_was_not_sent_is_refused(receipt: pb.Receipt) -> None:
+    side = Side()
+    side.outbox.put(messages.Part(GROUP, 0, np.ones(8, np.float32)))
+    assert side.say() is not None
+    side.sender.on_receipt(pb.Receipt(sequence=1), 0.1)
+    with pytest.raises(Breach, match="malformed"):
+        side.sender.on_receipt(receipt, 0.2)
