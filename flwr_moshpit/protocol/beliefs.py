@@ -190,7 +190,7 @@ class Beliefs:
         if here is not None and not outranks(record.rank, here.rank):
             return
         num_bytes = self._records_bytes + len(repr(record)) - (len(repr(here)) if here else 0)
-        if here is None and len(records) >= RECORDS_MAX or num_bytes > RECORDS_BYTES_MAX:
+        if (here is None and len(records) >= RECORDS_MAX) or num_bytes > RECORDS_BYTES_MAX:
             self._out.append(refused(src, "Update", "too many records"))
             return
         self._records_bytes = num_bytes
