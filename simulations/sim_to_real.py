@@ -15,8 +15,8 @@ end with the last packet, take longer than simulated; shares are cut into severa
 that a line has something to carry while others wait for it.
 
 What does not hold yet: R-FAST's pace agrees, but at 50 Mbit/s real models are 4 to 7 points worse
-after as many rounds. Under delay and loss Moshpit's rounds are at the edge: 22 to 29 % longer than
-simulated, most where the machine has no processor to spare.
+after as many rounds. Under delay and loss Moshpit is at the edge: a simulated round was 22 to 29 %
+shorter than a real one, most so where the machine had no processor to spare.
 """
 
 from __future__ import annotations
