@@ -42,10 +42,12 @@ GOOD = Figures(
             {"root": RootDeath(0.7, 0.2, 6 / 7)},
             "death of R-FAST's root: survivors under the new one",
         ),
+        ({"deaths": [replace(DEATH, late=1)]}, "death early: survivors that came too late"),
+        ({"churn": replace(GOOD.churn, deaths=119)}, "deaths in 500 rounds"),
         ({"lost": 1}, "lost in 1,000 rounds without a death"),
         (
             {"churn": replace(GOOD.churn, bytes_late=78_000_000)},
-            "memory, 500 rounds, 150 deaths, end over beginning",
+            "memory, end over beginning",
         ),
         (
             {"churn": replace(GOOD.churn, descriptors_late=49)},

@@ -130,17 +130,25 @@ def judge(figures: Figures) -> list[Bound]:
         bounds += [
             at_most(f"{what}: delay", death.delay_s, DELAY_S, "s"),
             _all_of(f"{what}: survivors' coverage", death.coverage),
+            exactly(f"{what}: survivors that came too late", death.late, 0),
             at_most(f"{what}: from the exact mean", death.difference, 1e-5, ""),
         ]
     root, churn = figures.root, figures.churn
+    deaths_min = int(FAILURES * figures.churn_rounds * 0.8)
     return [
         *bounds,
         at_most("death of R-FAST's root: until there is another", root.root_s, DELAY_S, "s"),
         at_most("death of R-FAST's root: longest pause", root.pause_s, DELAY_S, "s"),
         _all_of("death of R-FAST's root: survivors under the new one", root.coverage),
         exactly(f"lost in {figures.calm_rounds:,} rounds without a death", figures.lost, 0),
+        (
+            f"deaths in {figures.churn_rounds:,} rounds",
+            f"{churn.deaths}",
+            f"at least {deaths_min}",
+            churn.deaths >= deaths_min,
+        ),
         at_most(
-            f"memory, {figures.churn_rounds:,} rounds, {churn.deaths} deaths, end over beginning",
+            "memory, end over beginning",
             churn.bytes_late / churn.bytes_early,
             1.1,
             "x",
