@@ -19,7 +19,7 @@ from typing import NoReturn
 from flwr_moshpit import __version__
 from flwr_moshpit.commands.network import add_commands as add_network_commands
 from flwr_moshpit.config import ALGORITHMS
-from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError
+from flwr_moshpit.errors import ConfigError, MoshpitError, SchemaError, TrainerError
 from flwr_moshpit.settings import LEARNING_RATES, algorithm_keys
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -87,7 +87,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def _with_traceback(error: MoshpitError) -> str:
     """The message and, where the user's code raised, its traceback, which may be in it already."""
     text = str(error)
-    if error.__cause__ is None or "Traceback (most recent call last)" in text:
+    is_told = error.__cause__ is None or "Traceback (most recent call last)" in text
+    if is_told or not isinstance(error, TrainerError):
         return text
     return f"{text}\n{''.join(traceback.format_exception(error.__cause__)).rstrip()}"
 

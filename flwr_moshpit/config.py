@@ -27,6 +27,7 @@ class Moshpit:
 
     needs_server: ClassVar[bool] = False
     COMPRESSIONS: ClassVar[tuple[str, ...]] = ("none", "float16", "int8")
+    PART_BYTES_MAX: ClassVar[int] = 1 << 30
 
     group_size: int | None = None
     """M, the most peers that average together; at least 2. Derived: everybody up to 16 peers, else
@@ -46,7 +47,8 @@ class Moshpit:
     nothing. Above 0; a larger one loses less of the stragglers' work, more of everyone's time."""
 
     part_bytes: int = 1 << 20
-    """Largest piece of a vector in one message. Smaller pieces overlap better and cost more."""
+    """Largest piece of a vector in one message. Smaller pieces overlap better and cost more; where
+    a member's line is known to be slow they are smaller, down to 64 KiB."""
 
     compression: str = "none"
     """How parts travel in rounds with training: "none", "float16", or "int8", in blocks with a
@@ -73,12 +75,19 @@ class Moshpit:
             self.local_s is None or (self.local_s > 0 and math.isfinite(self.local_s)),
             f"local-s must be above 0, not {self.local_s}",
         )
-        _need(self.patience > 0, f"patience must be above 0, not {self.patience}")
+        _need(
+            self.patience > 0 and math.isfinite(self.patience),
+            f"patience must be above 0, not {self.patience}",
+        )
         _need(
             self.compression in self.COMPRESSIONS,
             f"compression must be one of {', '.join(self.COMPRESSIONS)}, not {self.compression!r}",
         )
-        _need(self.part_bytes >= 1024, f"part-bytes must be at least 1024, not {self.part_bytes}")
+        _need(
+            1024 <= self.part_bytes <= self.PART_BYTES_MAX,
+            f"part-bytes must be at least 1024 and at most {self.PART_BYTES_MAX}, "
+            f"not {self.part_bytes}",
+        )
         _need(
             self.share_bytes_min >= 0,
             f"share-bytes-min must not be negative, not {self.share_bytes_min}",

@@ -27,6 +27,7 @@ else:
 DEFAULT_FLEET = "jetson-orin-nano"
 DEFAULT_PEERS = 10
 DEFAULT_ROUNDS = 10
+SEED_MAX = (1 << 63) - 1
 
 RUN_KEYS: dict[str, tuple[type, ...]] = {
     "algorithm": (str,),
@@ -86,6 +87,8 @@ class RunSettings:
             raise ConfigError(f"workers must be 0 (in this process) or more, not {self.workers}")
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, not {self.seed}")
+        if self.seed > SEED_MAX:
+            raise ConfigError(f"seed must be at most 2^63 - 1, not {self.seed}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -119,7 +122,7 @@ def gather(
                     given.pop(key, None)
         given.update(source)
 
-    name = given.get("algorithm", "moshpit")
+    name = _checked("algorithm", given.get("algorithm", "moshpit"))
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm {name!r} is unknown; there are: {', '.join(ALGORITHMS)}")
     asked = {**file, **flags}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from flwr_moshpit.errors import MoshpitError
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.progress import SWARM_REPORT, Progress
+from flwr_moshpit.observe.swarm_results import whole
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.machine import PeerId, Report
 
@@ -151,10 +154,43 @@ class TestJsonLines:
             "nested": {"key": [None, None, True]},
         }
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the kernel has no full disk")
+    def test_a_full_disk_is_told_once_and_ends_nothing(self) -> None:
+        lost: list[OSError] = []
+        with JsonLines(Path("/dev/full"), on_loss=lost.append) as events:
+            for now in range(1000):
+                events(now, None, Report("odd", {"text": "x" * 100}))
+        assert [error.errno for error in lost] == [errno.ENOSPC]
+        with pytest.raises(OSError, match="No space"), JsonLines(Path("/dev/full")) as events:
+            events(0.0, None, Report("odd", {}))
+
+    def test_a_run_that_resumes_keeps_what_was_reported(self, tmp_path: Path) -> None:
+        for now in range(3):
+            with JsonLines(tmp_path / "events.jsonl", resumes=now > 0) as events:
+                events(now, None, swarm())
+        lines = (tmp_path / "events.jsonl").read_text().splitlines()
+        assert [json.loads(line)["t"] for line in lines] == [0, 1, 2]
+
     def test_nothing_reported_leaves_nothing_behind(self, tmp_path: Path) -> None:
         with JsonLines(tmp_path / "runs" / "events.jsonl"):
             pass
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_results_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    with whole(path) as scratch:
+        scratch.write_text("first")
+
+    def tear() -> None:
+        with whole(path) as scratch:
+            scratch.write_text("torn")
+            raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(MoshpitError, match=r"model\.npz cannot be written: full"):
+        tear()
+    assert path.read_text() == "first"
+    assert [each.name for each in tmp_path.iterdir()] == ["model.npz"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from rich.console import Console
 
 from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.machine import PeerId
-from flwr_moshpit.runtime.identity import DAY_S, PEER_VALID_S, Authority
+from flwr_moshpit.runtime.identity import (
+    AUTHORITY_VALID_S,
+    DAY_S,
+    PEER_VALID_S,
+    Authority,
+    check_name,
+)
+from flwr_moshpit.runtime.whereabouts import host_and_port
 
 INVITATIONS = "invitations"
 
@@ -25,12 +32,17 @@ def ca(
     """Make the authority in `folder`, unless it is there, and invitations for the peers `invite`.
 
     `contacts`: "peer=host:port", where those invited begin to look. Raises ConfigError for names
-    and addresses that cannot be, and for an invitation that exists already.
+    and addresses that cannot be, for an invitation that exists already, and for a folder that
+    cannot be written.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
     known = parse_contacts(contacts)
-    if days is not None and not days > 0:
-        raise ConfigError(f"days must be above 0, not {days}")
+    days_max = AUTHORITY_VALID_S / DAY_S
+    if days is not None and not 0 < days <= days_max:
+        raise ConfigError(
+            f"days must be above 0 and at most {days_max:g}, as long as an authority is valid, "
+            f"not {days:g}"
+        )
     if (folder / "authority.key").exists():
         authority = Authority.load(folder)
         if swarm is not None and swarm != authority.swarm:
@@ -41,17 +53,25 @@ def ca(
         authority = Authority.create(swarm)
     invited_before = len(list((folder / INVITATIONS).glob("*.invitation")))
     paths = [folder / INVITATIONS / f"{_file_name(peer)}.invitation" for peer in invite]
-    for path in paths:
+    for number, path in enumerate(paths):
         if path.exists():
             raise ConfigError(f"{path} exists: two holders of one invitation are not two peers")
-    authority.save(folder)
-    console.print(f"authority of swarm {authority.swarm!r} in {folder}: keep authority.key secret")
-    if paths:
-        (folder / INVITATIONS).mkdir(mode=0o700, exist_ok=True)
+        if path in paths[:number]:
+            raise ConfigError(f"invite: {invite[number]} is named twice, but would be one peer")
     valid_s = PEER_VALID_S if days is None else days * DAY_S
-    for peer, path in zip(invite, paths, strict=True):
-        authority.invite(PeerId(peer), known, valid_s).save(path)
-        console.print(f"{path}: for {peer} alone, over a trusted way")
+    try:
+        authority.save(folder)
+        console.print(
+            f"authority of swarm {authority.swarm!r} in {folder}: keep authority.key secret"
+        )
+        if paths:
+            (folder / INVITATIONS).mkdir(mode=0o700, exist_ok=True)
+        for peer, path in zip(invite, paths, strict=True):
+            authority.invite(PeerId(peer), known, valid_s).save(path)
+            console.print(f"{path}: for {peer} alone, over a trusted way")
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        raise ConfigError(f"folder {folder} cannot be written ({what})") from error
     console.print(f"next: {_next_command(folder, invite, paths, known, invited_before)}")
     return authority
 
@@ -80,14 +100,15 @@ def parse_contacts(texts: Sequence[str]) -> dict[PeerId, str]:
     contacts = {}
     for text in texts:
         peer, _, address = text.partition("=")
-        host, _, port = address.rpartition(":")
-        if not peer or not host or not port.isdigit():
+        if not peer or not address:
             raise ConfigError(f"contact {text!r} must be written as peer=host:port")
+        host_and_port(address, f"contact {peer}")
         contacts[PeerId(peer)] = address
     return contacts
 
 
 def _file_name(peer: str) -> str:
+    check_name("a peer's id", peer)
     if "/" in peer or peer.startswith("."):
         raise ConfigError(f"peer {peer!r} cannot be the name of a file: leave out / and a first .")
     return peer

@@ -7,12 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from flwr_moshpit.commands.ca import parse_contacts
 from flwr_moshpit.commands.swarm import swarm_settings
@@ -20,9 +18,10 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.flower.profile import suited, trainer_threads
+from flwr_moshpit.observe.folder import run_folder
 from flwr_moshpit.observe.json_lines import JsonLines
 from flwr_moshpit.observe.observer import Observer
-from flwr_moshpit.observe.swarm_results import EVENTS, MODEL, named_arrays
+from flwr_moshpit.observe.swarm_results import EVENTS, named_arrays, save_model
 from flwr_moshpit.observe.text import duration, notice
 from flwr_moshpit.observe.voice import Voice
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
@@ -32,7 +31,7 @@ from flwr_moshpit.runtime.identity import Invitation
 from flwr_moshpit.runtime.memory import share_one_heap
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
-from flwr_moshpit.runtime.whereabouts import ANYWHERE
+from flwr_moshpit.runtime.whereabouts import ANYWHERE, host_and_port
 from flwr_moshpit.settings import read_toml
 from flwr_moshpit.simulation.device import own_device
 
@@ -54,6 +53,22 @@ class Place:
     state: Path | None = None
     trace: Path | None = None
     out: Path | None = None
+
+    def check(self, contacts: Mapping[PeerId, str]) -> None:
+        """Raises ConfigError for addresses that cannot be, or at which nobody could find it."""
+        if self.relayed and self.advertised is not None:
+            raise ConfigError(
+                "advertise: a peer that is relayed has no address that others could dial"
+            )
+        host_and_port(self.bind, "bind")
+        if self.advertised is not None:
+            host_and_port(self.advertised, "advertise")
+        is_anywhere = self.bind.rpartition(":")[0] in ANYWHERE
+        if is_anywhere and not contacts and self.advertised is None and not self.relayed:
+            raise ConfigError(
+                "bind: give --bind HOST:PORT with an address of this device that others reach, or "
+                "--advertise HOST:PORT with it: there is no contact to find out with"
+            )
 
 
 def peer(
@@ -82,15 +97,10 @@ def peer(
     rounds = settings.rounds if "rounds" in {**file, **flags} else None
     if not 0 <= client < settings.peers:
         raise ConfigError(f"client must be in 0..{settings.peers - 1}, not {client}")
-    if place.relayed and place.advertised is not None:
-        raise ConfigError("advertise: a peer that is relayed has no address that others could dial")
+    if gather_peers < 1:
+        raise ConfigError(f"gather must be at least 1, not {gather_peers}")
     contacts = {**invited.contacts, **parse_contacts(place.contacts)}
-    is_anywhere = place.bind.rpartition(":")[0] in ANYWHERE
-    if is_anywhere and not contacts and place.advertised is None and not place.relayed:
-        raise ConfigError(
-            "bind: give --bind HOST:PORT with an address of this device that others reach, or "
-            "--advertise HOST:PORT with it: there is no contact to find out with"
-        )
+    place.check(contacts)
     device = None if profile is None else own_device(profile)
     if device is not None:
         os.environ.setdefault("OMP_NUM_THREADS", str(trainer_threads()))
@@ -123,22 +133,26 @@ def peer(
         state=place.state,
         trace=place.trace,
     )
-    notice(f"{invited.identity.peer} loads {app.name} ...")
-    share_one_heap()
-    compute = ProcessCompute(task)
-    try:
-        # Before there is an event loop, so that Ctrl-C ends it at once.
-        offer = compute.start()
-        if device is not None:
-            given = {**app.config, **file, **flags}
-            peer_settings, remarks = suited(peer_settings, given, device, offer)
-            notice(*remarks)
-        running = asyncio.run(_run(peer_settings, compute, offer, place.out))
-    finally:
-        compute.close()
-    driver = running.driver
-    if place.out is not None and driver.last_model is not None:
-        _save(place.out, task, driver.last_model[0])
+    # After a restart with a state the run goes on, and so do its results.
+    resumes = place.state is not None
+    keeping = nullcontext() if place.out is None else run_folder(place.out, resumes=resumes)
+    with keeping:
+        notice(f"{invited.identity.peer} loads {app.name} ...")
+        share_one_heap()
+        compute = ProcessCompute(task)
+        try:
+            # Before there is an event loop, so that Ctrl-C ends it at once.
+            offer = compute.start()
+            if device is not None:
+                given = {**app.config, **file, **flags}
+                peer_settings, remarks = suited(peer_settings, given, device, offer)
+                notice(*remarks)
+            running = asyncio.run(_run(peer_settings, compute, offer, place.out))
+        finally:
+            compute.close()
+        driver = running.driver
+        if place.out is not None and driver.last_model is not None:
+            _save(place.out, task, driver.last_model[0])
     return driver.result is None and not running.stopped
 
 
@@ -146,16 +160,20 @@ async def _run(
     settings: PeerSettings, compute: ProcessCompute, offer: Offer, out: Path | None
 ) -> Peer:
     me = settings.identity
-    recording = nullcontext() if out is None else JsonLines(out / EVENTS)
-    with Voice(sys.stdout) as voice, recording as events:
+    with Voice(sys.stdout) as voice, ExitStack() as closing:
         observers: list[Observer] = [_Lines(voice)]
 
         def say_address(address: str) -> None:
             verb = "listens on" if settings.dialable else "waits at relay"
             voice.say(f"{me.peer} of swarm {me.swarm!r} {verb} {address}")
 
-        if events is not None:
-            observers.append(events)
+        def say_loss(error: OSError) -> None:
+            voice.say(f"{EVENTS} ends here, the peer goes on: {error.strerror or error}")
+
+        if out is not None:
+            resumes = settings.state is not None
+            events = JsonLines(out / EVENTS, resumes=resumes, on_loss=say_loss)
+            observers.append(closing.enter_context(events))
         running = Peer(settings, compute, offer, observers=observers, on_address=say_address)
         del offer  # It holds a model, which the machine moves on from.
         await running.run(signals=True)
@@ -168,8 +186,7 @@ def _save(folder: Path, task: Task, params: Vector) -> None:
     """The averaged arrays by name. Their layout is the trainer's, whose process has ended."""
     trainer = task.make_trainer()
     task.offer(trainer)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / MODEL, **named_arrays(trainer.layout, params))
+    save_model(folder, named_arrays(trainer.layout, params))
 
 
 class _Lines:

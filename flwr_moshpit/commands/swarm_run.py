@@ -66,7 +66,7 @@ class SwarmRun:
         self._settings = settings
         self._mean: Vector = self.trainer.initial_params(settings.seed)
         self._rows = table.rows
-        self._write = JsonLines(out / EVENTS)
+        self._write = JsonLines(out / EVENTS, on_loss=self._say_loss)
         self._models: dict[PeerId, Model] = {}
         self._asked: dict[PeerId, None] = {}
         """Peers whose model is on its way."""
@@ -145,6 +145,9 @@ class SwarmRun:
         if self._models:
             self._evaluate(len(self._models))
         return self._results(interrupted, len(self._models))
+
+    def _say_loss(self, error: OSError) -> None:
+        self.table.say(f"{self._write.path} ends here, the run goes on: {error.strerror or error}")
 
     # What peers tell
 

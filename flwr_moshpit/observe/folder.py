@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ def run_folder(out: Path | None, *, resumes: bool = False) -> Iterator[Path]:
 
     It is made at once, so that of two runs that begin together each gets its own, and removed again
     if nothing was written. Raises ConfigError if there is a file of that name, if no folder can be
-    made, and if it holds the results of another run, which `resumes` allows.
+    made or written to, and if it holds the results of another run, which `resumes` allows.
     """
     if out is not None and not resumes:
         _refuse_used(out)
@@ -34,6 +35,8 @@ def run_folder(out: Path | None, *, resumes: bool = False) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"out {str(wanted)!r} cannot be made: {error.strerror}") from error
     try:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"out {str(folder)!r} cannot be written to: choose another folder")
         yield folder
     finally:
         with contextlib.suppress(OSError):

@@ -7,12 +7,13 @@ are the same in every run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from flwr_moshpit.protocol.machine import PeerId, Report
 
@@ -23,20 +24,51 @@ class JsonLines:
     Waiting for the first report leaves no empty folder behind when a run is refused.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resumes: bool = False,
+        on_loss: Callable[[OSError], None] | None = None,
+    ) -> None:
+        """`resumes`: what is in the file stays. `on_loss` is told, once, that no line can be
+        written any more, such as on a full disk; without it, whoever reports has to know."""
         self.path = path
+        self._mode: Literal["a", "w"] = "a" if resumes else "w"
+        self._on_loss = on_loss
+        self._is_lost = False
         self._file: TextIO | None = None
 
     def __call__(self, now: float, peer: PeerId | None, report: Report) -> None:
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("w", encoding="utf-8")
-        self._file.write(json_line(now, peer, report))
+        if self._is_lost:
+            return
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open(self._mode, encoding="utf-8")
+            self._file.write(json_line(now, peer, report))
+        except OSError as error:
+            self._lose(error)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            file.close()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        if self._on_loss is None:
+            raise error
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                # What it still holds cannot be written either.
+                file.close()
+        self._is_lost = True
+        self._on_loss(error)
 
     def __enter__(self) -> JsonLines:
         return self

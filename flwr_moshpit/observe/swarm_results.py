@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flwr_moshpit import __version__
+from flwr_moshpit.errors import MoshpitError
 from flwr_moshpit.observe.json_lines import plain
 from flwr_moshpit.observe.text import duration, scaled
 from flwr_moshpit.protocol.machine import Vector
@@ -103,12 +105,34 @@ class SwarmResults:
         return "\n".join([", ".join(parts), ", ".join(second), *failed])
 
     def save(self, folder: Path) -> None:
-        """Write summary.json and model.npz; events.jsonl was written while the run went on."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write summary.json and model.npz; events.jsonl was written while the run went on. Raises
+        MoshpitError where that is not possible."""
         summary = json.dumps(plain(self.summary()), indent=2, allow_nan=False)
-        (folder / SUMMARY).write_text(summary + "\n", encoding="utf-8")
+        with whole(folder / SUMMARY) as path:
+            path.write_text(summary + "\n", encoding="utf-8")
         if self.params:
-            np.savez(folder / MODEL, **self.params)  # type: ignore[arg-type]
+            save_model(folder, self.params)
+
+
+def save_model(folder: Path, arrays: Mapping[str, Any]) -> None:
+    """Write model.npz, whole or not at all. Raises MoshpitError where that is not possible."""
+    with whole(folder / MODEL) as path:
+        np.savez(path, **arrays)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Write to what is given, which takes the name `path` when that is done, or is removed."""
+    scratch = path.with_name(f".partial-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield scratch
+        scratch.replace(path)
+    except OSError as error:
+        raise MoshpitError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
 
 
 def named_arrays(layout: Layout, vector: Vector) -> dict[str, Any]:

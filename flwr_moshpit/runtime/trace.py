@@ -8,6 +8,8 @@ over, and `("effects", digest, deadline)` after, so that a crash leaves the even
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ from flwr_moshpit.protocol.machine import (
     View,
 )
 from flwr_moshpit.runtime.plain import TornError, digest, read_block, write_block
+
+log = logging.getLogger(__name__)
 
 _FORMAT = "flwr-moshpit trace 1"
 
@@ -64,8 +68,10 @@ class Recorder:
     """Writes a trace to `path`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError when `path` cannot be written."""
-        self._file: BinaryIO
+        """Raises ConfigError when `path` cannot be written. When it cannot be any more, such as on
+        a full disk, the trace ends there and the peer goes on; the log says so."""
+        self._path = path
+        self._file: BinaryIO | None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb")
@@ -82,17 +88,38 @@ class Recorder:
             recipe.schema,
             recipe.state,
         ]
-        write_block(self._file, (_FORMAT, fields))
+        self._write((_FORMAT, fields))
 
     def event(self, now: float, event: Event) -> None:
-        write_block(self._file, ("event", now, event))
-        self._file.flush()
+        self._write(("event", now, event), flush=True)
 
     def effects(self, effects: Sequence[Effect], deadline: float | None) -> None:
-        write_block(self._file, ("effects", digest(list(effects)), deadline))
+        self._write(("effects", digest(list(effects)), deadline))
 
     def close(self) -> None:
-        self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._say_loss(error)
+
+    def _write(self, block: Any, *, flush: bool = False) -> None:
+        if self._file is None:
+            return
+        try:
+            write_block(self._file, block)
+            if flush:
+                self._file.flush()
+        except OSError as error:
+            self._say_loss(error)
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                # What it still holds cannot be written either.
+                file.close()
+
+    def _say_loss(self, error: OSError) -> None:
+        log.warning("trace %s ends here, the peer goes on: %s", self._path, error)
 
 
 @dataclass(slots=True)

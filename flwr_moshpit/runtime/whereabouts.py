@@ -10,14 +10,22 @@ from flwr_moshpit.errors import ConfigError
 
 ANYWHERE = ("0.0.0.0", "[::]")
 """Hosts to listen on that are no address to be dialled at."""
+PORT_MAX = 65_535
 
 
 def host_and_port(address: str, setting: str) -> tuple[str, int]:
     """Of "host:port", without the brackets around IPv6. Raises ConfigError, which names `setting`,
     for anything else."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"{setting}: an address must be written as HOST:PORT, not {address!r}")
+    # gRPC takes a larger port modulo 65,536, and an IPv6 address without brackets for a port short.
+    is_bare = not (host.startswith("[") and host.endswith("]"))
+    if not host or (is_bare and ":" in host) or not (port.isascii() and port.isdigit()):
+        raise ConfigError(
+            f"{setting}: an address must be written as HOST:PORT, or [HOST]:PORT for IPv6, "
+            f"not {address!r}"
+        )
+    if len(port) > 5 or int(port) > PORT_MAX:
+        raise ConfigError(f"{setting}: a port must be at most {PORT_MAX}, not {address!r}")
     return host.strip("[]"), int(port)
 
 

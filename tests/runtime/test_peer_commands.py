@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import re
 import signal
@@ -11,13 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flwr_moshpit.cli import main
 from flwr_moshpit.commands import status
-from flwr_moshpit.config import Moshpit
+from flwr_moshpit.config import Moshpit, RFast
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Start, View
@@ -62,7 +64,13 @@ def test_ca(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["invite", "--help"], "`flwr-moshpit ca DIR --invite PEER` invites to its swarm"),
         (["new", "--swarm", "s", "--contact", "a"], "must be written as peer=host:port"),
         (["new", "--swarm", "s", "--invite", "../a"], "cannot be the name of a file"),
+        (["new", "--swarm", "s", "--contact", "a=::1:80"], "[HOST]:PORT for IPv6, not '::1:80'"),
+        (["new", "--swarm", "s", "--contact", "a=h:65536"], "contact a: a port must be at most"),
+        (["new", "--swarm", "s", "--invite", "b", "b"], "invite: b is named twice"),
+        (["new", "--swarm", "s", "--invite", "b", "b" * 200], "must be 1 to 128 printable"),
         (["new", "--swarm", "s", "--invite", "a", "--days", "0"], "days must be above 0"),
+        (["new", "--swarm", "s", "--invite", "a", "--days", "1e12"], "at most 3650"),
+        (["made/authority.key/new", "--swarm", "s"], "cannot be written (Not a directory"),
     ):
         assert main(["ca", *arguments]) == 2
         assert said in capsys.readouterr().err
@@ -141,9 +149,27 @@ def test_what_a_machine_waits_for_is_what_a_status_can_say() -> None:
     assert any("the model" in line for line in said)
 
 
+def test_a_status_says_between_whom_r_fast_puts_a_peer() -> None:
+    net = Swarm(QuadraticTrainer(20, num_examples=[3]), peers=4, algorithm=RFast(fan_out=2), seed=1)
+    net.run(rounds=20)
+    roots, parents, children = set(), set(), set()
+    for peer in net.peers:
+        lines = status._edge_lines(net.machine(peer).snapshot()["edges"])
+        roots.add(lines[0])
+        parents.update((peer, line[22:]) for line in lines if line.startswith("sends"))
+        for line in lines:
+            if line.startswith("receives"):
+                children.update((child, peer) for child in line[24:].split(", "))
+    assert len(roots) == 1
+    assert len(parents) == 3
+    assert parents == children
+
+
 def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Authority.create("s").invite(PeerId("a"), {}).save(here / "a.invitation")
     (here / "open").write_text("x")
+    (here / "used").mkdir()
+    (here / "used" / "events.jsonl").write_text("{}")
     peer = ["peer", "--app", "digits", "--peers", "3", "--client"]
     mine = ["--invitation", "a.invitation"]
     for arguments, said in (
@@ -152,6 +178,12 @@ def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([*peer, "3", *mine], "client must be in 0..2, not 3"),
         ([*peer, "0", *mine], "give --bind HOST:PORT"),
         ([*peer, "0", *mine, "--relayed", "--advertise", "h:1"], "no address that others could"),
+        ([*peer, "0", *mine, "--bind", "h"], "bind: an address must be written as HOST:PORT"),
+        ([*peer, "0", *mine, "--bind", "h:99999"], "bind: a port must be at most 65535"),
+        ([*peer, "0", *mine, "--bind", "h:1", "--advertise", "h"], "advertise: an address must"),
+        ([*peer, "0", *mine, "--bind", "h:1", "--gather", "0"], "gather must be at least 1"),
+        ([*peer, "0", *mine, "--bind", "h:1", "--out", "used"], "'used' holds a run of"),
+        ([*peer, "0", *mine, "--bind", "h:1", "--out", "open"], "'open' is a file"),
         (["status", "127.0.0.1:1"], "give --invitation FILE, or --authority DIR"),
         (["status", "here", *mine], "must be written as HOST:PORT"),
         (["stop", "127.0.0.1:1", "--authority", "none"], "cannot be read"),
@@ -164,6 +196,17 @@ def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().err
     assert "no peer answers at 127.0.0.1:1" in said
     assert "Traceback" not in said
+
+
+def test_what_the_network_refuses_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise TransportError("cannot listen on h:1") from RuntimeError("deep inside gRPC")
+
+    monkeypatch.setattr(status, "status", refuse)
+    assert main(["status", "h:1"]) == 1
+    assert capsys.readouterr().err == "flwr-moshpit: cannot listen on h:1\n"
 
 
 def test_replay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +252,40 @@ def test_a_crash_that_was_none_in_the_field_is_a_difference(
     assert "RuntimeError: a bug" in capsys.readouterr().out
     assert main(["replay", "headless"]) == 1
     assert "it did something else after event 0" in capsys.readouterr().out
+
+
+class Disk:
+    """A file on a disk that is full."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_peer(
+    here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    me = PeerInfo(PeerId("a"))
+    recipe = Recipe(Moshpit(), me, np.zeros(8, np.float32), View({me.peer: me}), (1,))
+    machine = recipe.build()
+    recorder = Recorder(here / "trace")
+    recorder.recipe(recipe)
+    recorder.event(3.0, Start(2))
+    recorder.effects(machine.handle(Start(2), 3.0), machine.deadline)
+    assert recorder._file is not None
+    recorder._file = Disk(recorder._file)  # type: ignore[assignment]
+    for _ in range(3):
+        recorder.event(4.0, Start(3))
+        recorder.effects([], None)
+    recorder.close()
+    assert caplog.text.count("trace ends here, the peer goes on: [Errno 28]") == 1
+    assert main(["replay", "trace"]) == 0
+    assert "MoshpitPeer, 1 events" in capsys.readouterr().out
 
 
 def test_an_app_trains_without_flower() -> None:
