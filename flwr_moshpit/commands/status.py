@@ -77,10 +77,22 @@ def _lines(told: dict[str, Any]) -> list[str]:
     phase = "" if told["phase"] is None else f", {told['phase']}{since}"
     lines.append(f"round {told['round']}{phase}")
     lines += [line for seat in told["waits_for"] for line in _seat_lines(seat)]
+    lines += _edge_lines(told.get("edges") or {})
     if told["refused"]:
         refused = (f"{reason} {count}" for reason, count in told["refused"].items())
         lines.append(f"refused from others: {', '.join(refused)}")
     return lines
+
+
+def _edge_lines(edges: dict[str, Any]) -> list[str]:
+    """Of R-FAST's tree or graph."""
+    what = (
+        ("parents", "sends its gradients to {}"),
+        ("children", "receives gradients from {}"),
+        ("asked", "waits for {}: whether it may attach there"),
+    )
+    lines = [f"root: {edges['root']}"] if edges.get("root") else []
+    return lines + [text.format(", ".join(edges[key])) for key, text in what if edges.get(key)]
 
 
 def _seat_lines(seat: dict[str, Any]) -> list[str]:

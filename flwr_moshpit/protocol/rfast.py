@@ -246,6 +246,12 @@ class RFastPeer:
             "tracking": self._tracking.snapshot(),
             "rho": {p: out.rho for p, out in core.ledger.outs.items() if out.rho is not None},
             "rho_buf": {p: held.buf for p, held in core.ledger.ins.items() if held.buf is not None},
+            "edges": {
+                "root": core.standing.label.root,
+                "parents": list(core.ledger.outs),
+                "children": list(core.ledger.ins),
+                "asked": list(core.leases.asks),
+            },
         }
         if core.ledger.gradient is not None:
             state["gradient"] = core.ledger.gradient

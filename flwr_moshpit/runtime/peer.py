@@ -165,6 +165,7 @@ class Peer:
             "phase": state.get("phase"),
             "phase_s": None if not began_at else time.monotonic() - began_at,
             "waits_for": plain(state.get("waits_for", [])),
+            "edges": plain(state.get("edges", {})),
             "uplink_bytes_per_s": self.transport.uplink_bytes_per_s,
             "refused": dict(self.transport.refusals),
         }
