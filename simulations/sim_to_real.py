@@ -167,6 +167,8 @@ def real(setting: Setting, words: Words) -> Outcome:
     with Lan() as lan, processes(setting, words, lan) as (lines, running):
         while len(finished) < setting.peers:
             name, line = lines.get(timeout=HANG_S)
+            if line["name"] == "ended" and name not in finished:
+                raise SystemExit(f"sim_to_real: {name} has ended before it had finished")
             if line["name"] == "round":
                 times.setdefault(name, []).append(line["at"])
             elif line["name"] == "finished":
@@ -235,6 +237,7 @@ def _read(name: str, process: subprocess.Popen[str], lines: Lines) -> None:
     with contextlib.suppress(ValueError):
         for line in process.stdout:
             lines.put((name, json.loads(line)))
+    lines.put((name, {"name": "ended"}))
 
 
 def main() -> int:

@@ -683,7 +683,7 @@ class MoshpitPeer:
         """My best guess, in seconds, of when I shall be free for another group."""
         training = self._training
         if training is None:
-            return self._local_s + self._rendezvous.group_s
+            return self._local_s + self._averaging_left_s(now)
         passed_s = now - training.began_at
         late_s = passed_s - self._local_s
         if late_s < 0:
@@ -693,6 +693,15 @@ class MoshpitPeer:
         left_s = max(late_s / 2, LATE_S if self._local_s > 0 else GUESS_S)
         training.slip_at = now + left_s
         return left_s
+
+    def _averaging_left_s(self, now: float) -> float:
+        """Until my groups are through, if they take as long as the last one did."""
+        group_s = self._rendezvous.group_s
+        began = [seat.grouped_at for seat in self._seats if seat.grouped_at is not None]
+        late_s = now - max(began, default=now) - group_s
+        if late_s < 0 or not group_s:
+            return max(-late_s, 0.0)
+        return max(late_s / 2, LATE_S)
 
     def _on_group_named(self, src: PeerId, named: GroupNamed, now: float) -> list[Effect]:
         seat, effects = self._groups.on_named(src, named, self._seats, now)

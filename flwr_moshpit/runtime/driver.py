@@ -210,7 +210,11 @@ class Driver:
 
     async def _start(self) -> None:
         await self._transport.start(self._on_message, self._on_link_lost, self._on_line)
-        self._membership = self._join(self._transport.address)
+        try:
+            self._membership = self._join(self._transport.address)
+        except BaseException:
+            await self._transport.close(0.0)
+            raise
         self._tell_membership(Start())
 
     async def _gather(self) -> None:
