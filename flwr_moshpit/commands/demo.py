@@ -25,6 +25,7 @@ from flwr_moshpit.observe.swarm_results import SwarmResults
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.watched import LEADER, REDUCER, Arm, Averaged, MachineWatcher
 from flwr_moshpit.runtime.worker import Gone
+from flwr_moshpit.signals import ends_as_interrupt
 
 APP = "watch"
 PEERS = 8
@@ -63,6 +64,7 @@ def demo(
     table = SwarmTable(PEERS, None, quiet=False, console=console.shown)
     make_trainer = make_app_trainer(app, settings.app, flower=False)
     with (
+        ends_as_interrupt(),
         tempfile.TemporaryDirectory(prefix="flwr-moshpit-") as folder,
         run_folder(out or Path(folder)) as results_folder,
     ):

@@ -25,6 +25,7 @@ from flwr_moshpit.runtime.identity import DAY_S, Authority, Identity
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.peer import PeerSettings
 from flwr_moshpit.settings import RunSettings, gather, read_toml
+from flwr_moshpit.signals import ends_as_interrupt
 
 DEFAULT_PEERS = 8
 GATHER_S = 120.0
@@ -53,7 +54,7 @@ def swarm(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = SwarmTable(settings.peers, settings.rounds, quiet=quiet)
     make_trainer = make_app_trainer(app, settings.app)
-    with run_folder(out) as folder:
+    with ends_as_interrupt(), run_folder(out) as folder:
         if not quiet:
             notice(*settings.remarks, f"starting {settings.peers} peers of {app.name} ...")
         with (

@@ -18,6 +18,7 @@ from typing import Any
 from flwr_moshpit.protocol.machine import PeerId
 from flwr_moshpit.runtime.peer import PeerSettings
 from flwr_moshpit.runtime.worker import Go, Gone, Listening, Told, Wrap, serve, watch_nothing
+from flwr_moshpit.signals import deaf_children
 
 
 class LocalSwarm:
@@ -104,7 +105,8 @@ class LocalSwarm:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         process = context.Process(target=serve, args=(there, settings, self._watch), name=peer)
-        process.start()
+        with deaf_children():
+            process.start()
         there.close()
         self._processes[peer], self._pipes[peer] = process, here
         self.living[peer] = None

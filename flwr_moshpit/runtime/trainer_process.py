@@ -25,6 +25,7 @@ from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.parent import end_with_parent
 from flwr_moshpit.protocol.machine import Job, JobId, Result, Vector
 from flwr_moshpit.runtime.compute import Answer, JobThread, Offer, Task, run_job
+from flwr_moshpit.signals import deaf_children
 
 _ARRAYS = ("params", "correction", "gradient")
 """Fields of jobs and results that are vectors."""
@@ -77,7 +78,8 @@ class ProcessCompute:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         child = context.Process(target=_serve, args=(there, self._task), daemon=True)
-        child.start()
+        with deaf_children():
+            child.start()
         there.close()
         self._pipe, self._child = here, child
         if self._closed:

@@ -153,7 +153,9 @@ def test_what_a_machine_waits_for_is_what_a_status_can_say() -> None:
 def test_a_status_says_between_whom_r_fast_puts_a_peer() -> None:
     net = Swarm(QuadraticTrainer(20, num_examples=[3]), peers=4, algorithm=RFast(fan_out=2), seed=1)
     net.run(rounds=20)
-    roots, parents, children = set(), set(), set()
+    roots: set[str] = set()
+    parents: set[tuple[str, str]] = set()
+    children: set[tuple[str, str]] = set()
     for peer in net.peers:
         lines = status._edge_lines(net.machine(peer).snapshot()["edges"])
         roots.add(lines[0])

@@ -1,0 +1,68 @@
+"""What ends a process that has children, and what they hear of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from flwr_moshpit.signals import deaf_children, ends_as_interrupt
+
+IS_DEAF = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+
+
+def is_deaf() -> bool:
+    said = subprocess.run([sys.executable, "-c", IS_DEAF], check=True, stdout=subprocess.PIPE)
+    return said.stdout.strip() == b"True"
+
+
+def test_children_do_not_hear_ctrl_c_and_their_parent_does() -> None:
+    with deaf_children():
+        assert is_deaf()
+    assert not is_deaf()
+
+    def interrupt() -> None:
+        with deaf_children():
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_by_a_service_manager_is_wound_up_like_ctrl_c(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    def end() -> None:
+        with ends_as_interrupt():
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        end()
+    assert signal.getsignal(number) == before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ends_as_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_than_the_main_one_changes_nothing() -> None:
+    done: list[bool] = []
+
+    def run() -> None:
+        with ends_as_interrupt():
+            done.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done == [True]
