@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    # gRPC reads it when it is imported. It tells of every broken connection; so do our reports.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     given = dict(vars(arguments))
     del given["run"]
     return given

@@ -89,7 +89,6 @@ def peer(
     Rounds without number by default. Raises ConfigError for what is wrong from the start,
     TrainerError where the app cannot be loaded, and TransportError when it cannot listen.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     invited = Invitation.load(invitation)
     app = load_app(name)
     file = read_toml(config) if config is not None else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import time
 from pathlib import Path
@@ -26,7 +25,6 @@ def status(
 ) -> dict[str, Any]:
     """Ask the peer at `address` and print its answer, proving who asks by `invitation` or with the
     `authority`'s folder. Raises ConfigError when it refuses, TransportError when it is silent."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     identity = _asker(invitation, authority)
     answer = asyncio.run(ask(identity, address, "Status"))
     try:
@@ -40,7 +38,6 @@ def status(
 
 def stop(address: str, *, authority: Path) -> None:
     """Tell the peer at `address`, and through it all others, that the swarm stops."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     held = Authority.load(authority)
     text = Stop.signed(held, time.time()).text
     asyncio.run(ask(_asker(None, authority), address, "Stop", text.encode()))

@@ -8,6 +8,7 @@ the disk itself lies; then the checksum shows it and an older one is taken.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import logging
@@ -44,6 +45,8 @@ class Checkpoints:
         """Makes the folder. Raises ConfigError where that, or writing in it, is not possible."""
         self.folder = folder
         self._keep = max(1, keep)
+        self._claimed: int | None = None
+        """A descriptor of the folder, on which the lock is."""
         self._saving = threading.Lock()
         """Whoever waits for a save may give up before the thread that writes has done so."""
         try:
@@ -55,6 +58,30 @@ class Checkpoints:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"state folder {folder} cannot be written to")
         self._next = max((_number(path) for path in self._files()), default=0) + 1
+
+    def claim(self) -> None:
+        """Have the folder alone until `release` or the end of this process, however it ends: two
+        lives of one peer would overwrite each other's checkpoints, and the swarm takes only the
+        later one. Raises ConfigError while another has it."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise ConfigError(
+                f"state folder {self.folder} is in use by a peer that still runs: end that one "
+                "first, or give each peer a folder of its own"
+            ) from error
+        except OSError as error:
+            # Some file systems over a network have no locks.
+            log.warning("state folder %s cannot be locked: %s", self.folder, error)
+        self._claimed = descriptor
+
+    def release(self) -> None:
+        """Another may have the folder now. Harmless twice."""
+        if self._claimed is not None:
+            os.close(self._claimed)
+            self._claimed = None
 
     def save(self, content: dict[str, Any]) -> Path:
         """Write `content`: numbers, texts, bytes, arrays, and lists, tuples and dicts of them. From

@@ -85,7 +85,8 @@ class Peer:
     ) -> None:
         """`compute` has been started and has given `offer`. `on_address` is told where this peer
         listens, as soon as it does. `wrap`: puts something around the machine, to watch it. Raises
-        ConfigError for a state of another peer, or a folder or file that cannot be written."""
+        ConfigError for a state of another peer, one that another process uses, or a folder or file
+        that cannot be written."""
         self._settings = settings
         self._offer: Offer | None = offer
         self._on_address = on_address
@@ -99,6 +100,9 @@ class Peer:
         self._address = ""
         self._following: asyncio.Task[None] | None = None
         checkpoints = None if settings.state is None else Checkpoints(settings.state)
+        if checkpoints is not None:
+            checkpoints.claim()
+        self._checkpoints = checkpoints
         saved = None if checkpoints is None else checkpoints.load()
         self._state = None if saved is None else saved.content["machine"]
         self.incarnation = 0 if saved is None else int(saved.content["incarnation"]) + 1
@@ -143,7 +147,11 @@ class Peer:
     async def run(self, *, signals: bool = False) -> None:
         """To its end; `signals`: which SIGINT and SIGTERM bring about. Raises TrainerError where
         the client's training fails and fails, and what ends the driver."""
-        await self.driver.run(signals=signals)
+        try:
+            await self.driver.run(signals=signals)
+        finally:
+            if self._checkpoints is not None:
+                self._checkpoints.release()
         self._failures.check()
 
     async def status(self) -> dict[str, Any]:

@@ -49,6 +49,19 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert not loaded.content["vector"].flags.writeable
 
 
+def test_a_folder_is_one_lifes_alone(tmp_path: Path) -> None:
+    first, second = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    first.claim()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="is in use by a peer that still runs: end that one"):
+            second.claim()
+    first.release()
+    first.release()
+    second.claim()
+    second.release()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_without_any_has_none(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).load() is None
 
