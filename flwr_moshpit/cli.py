@@ -51,6 +51,7 @@ def _hint(message: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `flwr-moshpit` with `argv`, by default the process's, and return the exit code."""
+    _open_streams()
     try:
         parser = _parser()
         if not (sys.argv[1:] if argv is None else argv):
@@ -72,6 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader, such as `head`, has what it wants; the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _open_streams() -> None:
+    """A process that was started with its output closed says what it says to nobody."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # It stays open as long as the process runs.
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _say(what: object, code: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable
@@ -257,3 +258,13 @@ def test_devices_lists_the_catalogue(capsys: pytest.CaptureFixture[str], elsewhe
     assert " 2 GB " in nano
     assert "H, U, C" in nano
     assert any(line.startswith("lte ") and "6.3 Mbit/s" in line for line in lines)
+
+
+def test_closed_outputs_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", None)
+        patched.setattr(sys, "stderr", None)
+        assert main(["devices"]) == 0
+        assert main(["simulate", "no-such-app"]) == 2
+        sys.stdout.close()
+        sys.stderr.close()
