@@ -28,6 +28,7 @@ class Breach(RemoteProtocolError):
     def __init__(self, reason: str, text: str = "") -> None:
         super().__init__(f"{reason}: {text}" if text else reason)
         self.reason = reason
+        self.text = text
 
 
 def pack(frame: pb.Frame, data: Sequence[memoryview] = ()) -> bytes:

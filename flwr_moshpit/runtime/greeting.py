@@ -16,7 +16,11 @@ BUSY = "busy"
 """Instead of a greeting: I am dialling you myself."""
 REFUSED = "refused"
 """The other side does not want this link."""
-HONEST = (BUSY, REFUSED, "stale", "version")
+STALE = "stale"
+"""A later life of the same peer has been here."""
+TASK = "task"
+"""It trains something else."""
+HONEST = (BUSY, REFUSED, STALE, TASK, "version")
 """What an honest peer can meet with too."""
 BREACHES_MAX = 16
 """A peer that breaks the rules so often is banned: nothing honest breaks them once."""
@@ -34,6 +38,7 @@ class Greeting:
     incarnation: int
     first_sequence: int
     window_bytes: int
+    task: str = ""
 
     def pack(self) -> bytes:
         hello = pb.Hello(
@@ -43,6 +48,7 @@ class Greeting:
             incarnation=self.incarnation,
             first_sequence=self.first_sequence,
             window_bytes=self.window_bytes,
+            task=self.task,
         )
         return pack(pb.Frame(hello=hello))
 
@@ -51,7 +57,8 @@ class Greeting:
         """Raises `Breach`, with the other side's reason where it says bye instead."""
         frame, data = unpack(raw, limits)
         if frame.WhichOneof("kind") == "bye":
-            raise Breach(BUSY if frame.bye.reason == BUSY else REFUSED, frame.bye.reason[:128])
+            said = frame.bye.reason[: 4 * TOLD]
+            raise Breach(BUSY if said == BUSY else REFUSED, said if said.isprintable() else "")
         if frame.WhichOneof("kind") != "hello" or data or frame.sequence:
             raise Breach("malformed", "no hello")
         hello = frame.hello
@@ -65,6 +72,7 @@ class Greeting:
             hello.incarnation,
             hello.first_sequence,
             min(hello.window_bytes, limits.window_bytes),
+            hello.task,
         )
 
 
@@ -74,13 +82,19 @@ class Doorkeeper:
     `refusals` counts what was refused, by reason; `banned` says why somebody is not let in at all.
     """
 
-    def __init__(self, swarm: str, me: PeerId, incarnation: int, limits: Limits) -> None:
+    def __init__(
+        self, swarm: str, me: PeerId, incarnation: int, limits: Limits, task: str = ""
+    ) -> None:
         self.refusals: Counter[str] = Counter()
+        self.useless: dict[PeerId, str] = {}
+        """Why a peer refuses this one, where it will never do otherwise: because this one is
+        `STALE`, or they train different things."""
         self.banned: dict[PeerId, str] = {}
         self._swarm = swarm
         self._me = me
         self._incarnation = incarnation
         self._limits = limits
+        self._task = task
         self._incarnations: dict[PeerId, int] = {}
         """The highest that each peer has shown since it was last forgotten."""
         self._breaches: Counter[PeerId] = Counter()
@@ -92,7 +106,7 @@ class Doorkeeper:
         mine = self._greeting(dst)
         await pipe.write(mine.pack())
         theirs = await self._read(pipe, dst)
-        self._incarnations[dst] = theirs.incarnation
+        self._let_in(theirs)
         return mine, theirs
 
     async def listen(self, pipe: Pipe, authenticated: PeerId | None) -> Greeting:
@@ -105,8 +119,12 @@ class Doorkeeper:
         """Let the other side in. Raises `ConnectionError`."""
         mine = self._greeting(theirs.src)
         await pipe.write(mine.pack())
-        self._incarnations[theirs.src] = theirs.incarnation
+        self._let_in(theirs)
         return mine
+
+    def _let_in(self, theirs: Greeting) -> None:
+        self._incarnations[theirs.src] = theirs.incarnation
+        self.useless.pop(theirs.src, None)
 
     def forget(self, peer: PeerId) -> None:
         """`peer` is dead: it may come back without its state, as if it had never lived."""
@@ -116,6 +134,9 @@ class Doorkeeper:
         """Count what `peer` has done, if it is known for sure who did."""
         if breach.reason not in (BUSY, REFUSED):
             self.refusals[breach.reason] += 1
+        kind, _, why = breach.text.partition(": ")
+        if peer is not None and breach.reason == REFUSED and kind in (STALE, TASK):
+            self.useless[peer] = why
         if peer is not None and breach.reason not in HONEST:
             self._breaches[peer] += 1
             if self._breaches[peer] >= BREACHES_MAX:
@@ -125,7 +146,15 @@ class Doorkeeper:
         # Where the frames of a new link begin to count is drawn, so that none fits on two links.
         first_sequence = secrets.randbits(62) + 1
         window_bytes = self._limits.window_bytes
-        return Greeting(self._swarm, self._me, dst, self._incarnation, first_sequence, window_bytes)
+        return Greeting(
+            self._swarm,
+            self._me,
+            dst,
+            self._incarnation,
+            first_sequence,
+            window_bytes,
+            self._task,
+        )
 
     async def _read(self, pipe: Pipe, expected: PeerId | None) -> Greeting:
         raw = await pipe.read()
@@ -139,5 +168,7 @@ class Doorkeeper:
             said = f"{src[:TOLD]!r}, for {theirs.dst[:TOLD]!r}"
             raise Breach("peer", f"{expected!r} says that it is {said}")
         if theirs.incarnation < self._incarnations.get(src, 0):
-            raise Breach("stale", f"{src!r} has been restarted since")
+            raise Breach(STALE, f"a later life of {src} has been here")
+        if theirs.task != self._task:
+            raise Breach(TASK, f"{src} trains {theirs.task[:TOLD]}, {self._me} {self._task}")
         return theirs

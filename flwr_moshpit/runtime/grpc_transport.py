@@ -50,6 +50,7 @@ class GrpcTransport(Mesh):
         settings: Settings | None = None,
         services: Sequence[Any] = (),
         relayed: Relayed | None = None,
+        task: str = "",
     ) -> None:
         settings = settings or Settings()
         carrier = GrpcCarrier(identity, bind, advertised, limits, settings.handshake_s, services)
@@ -63,6 +64,7 @@ class GrpcTransport(Mesh):
             incarnation=incarnation,
             settings=settings,
             dialable=relayed is None,
+            task=task,
         )
         carrier.refusals = self.refusals
         self.relay = carrier.relay

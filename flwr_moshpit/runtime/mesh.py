@@ -46,10 +46,12 @@ class Mesh:
         incarnation: int = 0,
         settings: Settings | None = None,
         dialable: bool = True,
+        task: str = "",
     ) -> None:
+        """`task`: what is trained, and how, in words: peers with another one are refused."""
         self.peer = peer
         self._carrier = carrier
-        self._door = Doorkeeper(swarm, peer, incarnation, limits)
+        self._door = Doorkeeper(swarm, peer, incarnation, limits, task)
         self._settings = settings or Settings()
         self._around = Surroundings(
             me=peer,
@@ -82,6 +84,11 @@ class Mesh:
     def banned(self) -> Mapping[PeerId, str]:
         """Who is not let in any more, and why."""
         return self._door.banned
+
+    @property
+    def useless(self) -> Mapping[PeerId, str]:
+        """Who refuses this peer for good, and why: see `Doorkeeper.useless`."""
+        return self._door.useless
 
     @property
     def num_links(self) -> int:
@@ -169,7 +176,7 @@ class Mesh:
         except Breach as error:
             self._door.refuse(error, authenticated)
             with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
-                bye = pack(pb.Frame(bye=pb.Bye(reason=error.reason)))
+                bye = pack(pb.Frame(bye=pb.Bye(reason=str(error))))
                 await asyncio.wait_for(pipe.write(bye), self._settings.handshake_s)
         else:
             await neighbour.carry(neighbour.bind(pipe, mine, theirs, dialled=False))

@@ -21,7 +21,7 @@ from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.compute import Compute, Offer, Task
 from flwr_moshpit.runtime.control import STOP_KEY, Control, Stop
 from flwr_moshpit.runtime.driver import Buildable, Driver, Schedule
-from flwr_moshpit.runtime.failures import Failures
+from flwr_moshpit.runtime.failures import Failures, Outcast
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
 from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.relay import Relayed
@@ -122,6 +122,7 @@ class Peer:
         self.stopped = False
         """Whether the swarm's authority has stopped it."""
         self._failures = Failures(lambda: self.driver.stop())
+        self._outcast = Outcast(lambda: self.driver.stop())
         control = Control(settings.identity, self.status, self._on_stop)
         self.transport = GrpcTransport(
             settings.identity,
@@ -131,6 +132,8 @@ class Peer:
             incarnation=self.incarnation,
             services=[control.handler()],
             relayed=None if settings.dialable else Relayed(self._relays, self._on_relay),
+            task=f"{type(settings.algorithm).__name__} with {len(offer.params):,} parameters of "
+            f"layout {offer.schema[:4].hex()}",
         )
         self.driver = Driver(
             self.transport,
@@ -146,13 +149,15 @@ class Peer:
 
     async def run(self, *, signals: bool = False) -> None:
         """To its end; `signals`: which SIGINT and SIGTERM bring about. Raises TrainerError where
-        the client's training fails and fails, and what ends the driver."""
+        the client's training fails and fails, ConfigError where all others refuse this peer for
+        good, and what ends the driver."""
         try:
             await self.driver.run(signals=signals)
         finally:
             if self._checkpoints is not None:
                 self._checkpoints.release()
         self._failures.check()
+        self._outcast.check()
 
     async def status(self) -> dict[str, Any]:
         """For people: who is there, what this peer is at, whom it waits for and since when."""
@@ -218,6 +223,7 @@ class Peer:
         uplink = None if measured is None else worth_telling(measured, mine, told.values())
         if uplink is not None:
             self.driver.set_uplink(uplink)
+        self._outcast.look(len(membership.view) == 1, self.transport.useless)
         if self._roams and (self._following is None or self._following.done()):
             self._following = asyncio.ensure_future(self._follow_address())
 

@@ -62,20 +62,22 @@ class Frame(_message.Message):
     def __init__(self, version: _Optional[int] = ..., data: _Optional[bytes] = ..., sequence: _Optional[int] = ..., receipt_wanted: bool = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., more: _Optional[_Union[Lane, str]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("swarm", "src", "dst", "incarnation", "first_sequence", "window_bytes")
+    __slots__ = ("swarm", "src", "dst", "incarnation", "first_sequence", "window_bytes", "task")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SRC_FIELD_NUMBER: _ClassVar[int]
     DST_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     src: str
     dst: str
     incarnation: int
     first_sequence: int
     window_bytes: int
-    def __init__(self, swarm: _Optional[str] = ..., src: _Optional[str] = ..., dst: _Optional[str] = ..., incarnation: _Optional[int] = ..., first_sequence: _Optional[int] = ..., window_bytes: _Optional[int] = ...) -> None: ...
+    task: str
+    def __init__(self, swarm: _Optional[str] = ..., src: _Optional[str] = ..., dst: _Optional[str] = ..., incarnation: _Optional[int] = ..., first_sequence: _Optional[int] = ..., window_bytes: _Optional[int] = ..., task: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("sequence", "stream_bytes", "newest_bytes")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from flwr_moshpit.cli import main
 from flwr_moshpit.commands.swarm_run import SwarmRun
 from flwr_moshpit.commands.swarm_table import SwarmTable
 from flwr_moshpit.config import Moshpit
-from flwr_moshpit.errors import TrainerError
+from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.peer_folder import PeerFolder
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Trained, Vector
+from flwr_moshpit.runtime import peer as peer_module
 from flwr_moshpit.runtime.compute import Task
 from flwr_moshpit.runtime.driver import Schedule
-from flwr_moshpit.runtime.failures import Failures
+from flwr_moshpit.runtime.failures import Failures, Outcast
 from flwr_moshpit.runtime.identity import DAY_S, Authority
 from flwr_moshpit.runtime.local_swarm import LocalSwarm
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
@@ -87,6 +89,64 @@ def test_failures_in_a_row_are_counted() -> None:
     assert len(stops) == 1
     with pytest.raises(TrainerError, match=f"^training failed 10 times in a row: {CAUSE}$"):
         failures.check()
+
+
+def test_a_result_that_nobody_can_use_is_a_failure() -> None:
+    failures = Failures()
+    nan = Report("refused", {"peer": "a", "what": "training", "reason": "NaN", "count": 1})
+    failures(0.0, PeerId("a"), nan)
+    failures(0.0, PeerId("a"), Report("refused", {"peer": "b", "what": "part", "reason": "NaN"}))
+    assert failures.told == "training failed once: NaN"
+
+
+def test_who_is_alone_because_all_refuse_it_for_good_ends() -> None:
+    stops: list[None] = []
+    outcast, refused_by = Outcast(lambda: stops.append(None)), {PeerId("a"): "b trains x, a y"}
+    for _ in range(3):
+        for is_alone, who in ((True, {}), (False, refused_by)):
+            for _ in range(Outcast.LOOKS + 1):
+                outcast.look(is_alone, who)
+        for _ in range(Outcast.LOOKS - 1):
+            outcast.look(True, refused_by)
+        outcast.look(False, {})
+    outcast.check()
+    for _ in range(Outcast.LOOKS + 5):
+        outcast.look(True, refused_by)
+    assert len(stops) == 1
+    with pytest.raises(ConfigError, match="^a refuses this peer: b trains x, a y$"):
+        outcast.check()
+
+
+def test_a_peer_with_another_model_is_told_so_and_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_module, "LOOK_S", 0.05)
+    ours, other = settings_of(2, rounds=10**6)
+    other = replace(
+        other, task=replace(other.task, make_trainer=functools.partial(QuadraticTrainer, 7))
+    )
+
+    async def run() -> None:
+        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        peer = Peer(ours, computes[0], offers[0], on_address=address.set_result)
+        running = asyncio.create_task(peer.run())
+        contacts = {ours.identity.peer: await address}
+        stranger = Peer(replace(other, contacts=contacts), computes[1], offers[1])
+        why = "p0 refuses this peer: p1 trains Moshpit with 7 parameters of layout [0-9a-f]{8}, "
+        with pytest.raises(ConfigError, match=why + "p0 Moshpit with [0-9]+ parameters"):
+            await stranger.run()
+        assert peer.transport.refusals["task"] > 0
+        assert list(peer.driver.membership.view.peers) == ["p0"]
+        peer.driver.stop()
+        await running
+
+    computes = [ProcessCompute(each.task) for each in (ours, other)]
+    try:
+        offers = [compute.start() for compute in computes]
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        for compute in computes:
+            compute.close()
 
 
 def test_what_no_code_of_ours_has_caught_is_told_in_one_line_too() -> None:
