@@ -27,7 +27,7 @@ from flwr_moshpit.observe.voice import Voice
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.compute import Offer, Task
 from flwr_moshpit.runtime.driver import Schedule
-from flwr_moshpit.runtime.identity import Invitation
+from flwr_moshpit.runtime.identity import DAY_S, Invitation
 from flwr_moshpit.runtime.memory import share_one_heap
 from flwr_moshpit.runtime.peer import Peer, PeerSettings
 from flwr_moshpit.runtime.trainer_process import ProcessCompute
@@ -38,6 +38,8 @@ from flwr_moshpit.simulation.device import own_device
 LINGER_S = 10.0
 """How long a peer that has done its rounds goes on serving those who have not."""
 GATHER_S = 30.0
+
+EXPIRES_SOON_S = 3 * DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,10 @@ def peer(
     resumes = place.state is not None
     keeping = nullcontext() if place.out is None else run_folder(place.out, resumes=resumes)
     with keeping:
+        left_s = invited.identity.expires_at.timestamp() - time.time()
+        if left_s < EXPIRES_SOON_S:
+            # Links that are there then go on, but nobody lets it in anew.
+            notice(f"{invited.identity.peer}'s invitation is valid for {duration(left_s)} more")
         notice(f"{invited.identity.peer} loads {app.name} ...")
         share_one_heap()
         compute = ProcessCompute(task)

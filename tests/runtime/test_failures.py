@@ -113,7 +113,7 @@ def test_who_is_alone_because_all_refuse_it_for_good_ends() -> None:
     for _ in range(Outcast.LOOKS + 5):
         outcast.look(True, refused_by)
     assert len(stops) == 1
-    with pytest.raises(ConfigError, match="^a refuses this peer: b trains x, a y$"):
+    with pytest.raises(ConfigError, match=r"^a refuses this peer: b trains x, a y$"):
         outcast.check()
 
 

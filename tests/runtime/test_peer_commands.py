@@ -20,7 +20,7 @@ import pytest
 from flwr_moshpit.cli import main
 from flwr_moshpit.commands import status
 from flwr_moshpit.config import Moshpit, RFast
-from flwr_moshpit.errors import TransportError
+from flwr_moshpit.errors import TrainerError, TransportError
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Start, View
@@ -28,6 +28,7 @@ from flwr_moshpit.protocol.moshpit import MoshpitPeer
 from flwr_moshpit.runtime.control import Stop
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Invitation
 from flwr_moshpit.runtime.trace import Recipe, Recorder
+from flwr_moshpit.runtime.trainer_process import ProcessCompute
 from flwr_moshpit.testing.swarm import Swarm
 from tests.trainers import QuadraticTrainer
 
@@ -305,6 +306,26 @@ def test_an_app_trains_without_flower() -> None:
         trainer.evaluate(each).metrics["accuracy"] for each in (params, trained.params)
     )
     assert after > before + 0.1
+
+
+@pytest.mark.parametrize(("days", "is_told"), [(1.0, True), (30.0, False)])
+def test_an_invitation_that_ends_soon_is_told(
+    days: float,
+    is_told: bool,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(compute: ProcessCompute) -> None:
+        raise TrainerError("as far as this test goes")
+
+    monkeypatch.setattr(ProcessCompute, "start", fail)
+    Authority.create("s").invite(PeerId("a"), {}, days * DAY_S).save(here / "a.invitation")
+    arguments = ["--app", "digits", "--peers", "3", "--client", "0", "--bind", "127.0.0.1:0"]
+    assert main(["peer", *arguments, "--invitation", "a.invitation"]) == 1
+    told = capsys.readouterr().err
+    assert "as far as this test goes" in told
+    assert ("a's invitation is valid for 1 d 00 h more" in told) is is_told
 
 
 class Process:
