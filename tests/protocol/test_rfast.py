@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flwr_moshpit.config import RFast, algorithm_from_config
@@ -78,7 +78,8 @@ def put_to_rest(net: Net) -> None:
         net._tell(host, Start(host.machine.round))
     net.run(net.now + 60 + 4 * net.config.lease_s)
     # What is lost now is sent again once or twice a lease, and may be lost again.
-    net.run_until(net.has_arrived, net.now + 40 * net.config.lease_s, every=net.config.lease_s)
+    limit = net.now + 40 * net.config.lease_s
+    net.run_until(lambda: net.unrest() is None, limit, every=net.config.lease_s)
 
 
 # Schedules of faults.
@@ -161,10 +162,29 @@ def through_faults(topology: str, network: dict[str, Any], faults: Any, limit: f
         net.check_at_rest()
 
 
+LATE = {"loss": 0.6, "delay_s": 0.3, "duplicate": 0.2, "detect_s": (0.5, 3.0)}
+"""Leases lapse on such a network, at rest too."""
+
+
 @given(
     topology=st.sampled_from(["binary", "fleet", "line", "star"]),
     network=networks,
     faults=schedules,
+)
+@example("fleet", {"seed": 379, "num_peers": 6} | LATE, [("heal", 1.0, 0, 0)])
+@example(
+    "fleet",
+    {"seed": 9, "num_peers": 5} | LATE,
+    [
+        ("restart", 2.1065, 98, 0),
+        ("leave", 17.1645, 11, 0),
+        ("slow down", 18.8708, 93, 0),
+        ("join", 13.5315, 0, 0),
+        ("crash", 19.2849, 77, 0),
+        ("partition", 17.484375, 0, 1),
+        ("restart", 16.34375, 0, 0),
+        ("join", 14.75390625, 0, 0),
+    ],
 )
 @settings(deadline=None, max_examples=12)
 def test_no_schedule_of_faults_breaks_a_tree(topology: str, network: Any, faults: Any) -> None:
