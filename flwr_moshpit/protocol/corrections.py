@@ -1,12 +1,19 @@
 """By what local epochs are corrected: h - g, the mean gradient less this peer's own.
 
-h is as old as the way to the root and back. Let c = 1 - a be the share by which the mean of K
-gradients met on the way follows the correction instead of the model: for a loss of curvature L,
-a = (1 - (1 - lr L)^K) / (lr L K). All corrections together move the mean gradient by c (g - h).
-Were g the newest gradient and h a mean of gradients two jobs older, it would follow
-z^3 = c (z^2 - 1), which diverges by itself from c = 0.71 and swings below that, however small the
-root's step. So g is the one that is in h: the corrections of all who use one h then add up to zero,
-as they must, and what is left is a delay, of which the rule for the step size knows.
+Let c = 1 - a be the share by which the mean of K gradients met on the way follows the correction
+instead of the model: for a loss of curvature L, a = (1 - (1 - lr L)^K) / (lr L K). So what a peer
+tracks next is a grad(x) + c (g - h). h is as old as the way to the root and back: the newest of the
+peer's own gradients that is in it was taken k jobs before the newest that there is. As g
+
+- the newest makes the mean of peers in step with each other follow z^(k+1) = c (z^k - 1), which
+  at k = 2 diverges by itself from c = 0.71 and swings below that, however small the root's step;
+- the one that is in h lets the corrections of all who use one h add up to zero, as they must, but
+  what is a peer's own follows z^(k+1) = c: a slow peer forgets what it took long ago only in k + 1
+  of its jobs, and all wait for it.
+
+Half of each: z^(k+1) = (c / 2) (z^k - 1) for the mean and (c / 2) (z^k + 1) for what is one's own.
+On the unit circle the right sides are below 1, so (Rouche) both converge for all c < 1, however old
+h is; of no larger share of the newest is that true.
 
 A parent tells with h which push of the child's is in it; the child remembers what was in that push,
 its own gradient and its children's pushes.
@@ -51,8 +58,12 @@ class Corrections:
 
     @property
     def gradient(self) -> Vector | None:
-        """(d,), this peer's own in the mean gradient, not weighted; None if it has none there."""
-        return self._paired.gradient
+        """(d,), g, not weighted; None if this peer has none in the mean gradient."""
+        paired, newest = self._paired.gradient, self._newest
+        if paired is None or newest is None or paired is newest:
+            return paired
+        own: Vector = (paired + newest) * paired.dtype.type(0.5)
+        return own
 
     def took(self, gradient: Vector | None) -> None:
         """The peer's newest gradient; None for one that must not correct anything."""

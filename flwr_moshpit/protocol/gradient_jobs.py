@@ -33,7 +33,7 @@ class GradientJobs:
     """Asks for gradients at the model of the moment, and hands them to the ledger and `tracking`.
 
     With `local_steps` above 1 it asks for corrected local epochs, y <- y - lr (grad(y) + h - g),
-    with h the mean gradient at the root and g the peer's own in it: see `corrections.py`.
+    with h the mean gradient at the root and g the peer's own: see `corrections.py`.
     """
 
     def __init__(self, core: Core, tracking: Tracking, done: int) -> None:

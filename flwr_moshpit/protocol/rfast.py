@@ -16,8 +16,8 @@ Departs from the paper:
   the sum exactly; its children attach elsewhere; a dead root is replaced. The paper has none.
 - Trees by default, on which only the root descends and everybody else relays.
 - Local epochs (`local_steps` above 1) in a corrected form: y <- y - lr (grad(y) - g + h) with h the
-  mean gradient at the root and g the peer's own in it; what is tracked is the mean of the
-  gradients met. A plain pseudo-gradient would converge to another point than the minimiser.
+  mean gradient at the root and g the peer's own, see `corrections.py`; what is tracked is the mean
+  of the gradients met. A plain pseudo-gradient would converge to another point than the minimiser.
 - Where training is much faster than the network, peers hold back: the root takes a few steps in the
   time in which a gradient comes back, the others one gradient at each of its models. More steps
   would only be smaller, by the rule for the step size.
