@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ IS_DEAF = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.S
 @pytest.fixture(autouse=True)
 def as_in_a_terminal() -> Iterator[None]:
     """Whoever runs these tests in the background may ignore signals, which they inherit."""
-    handlers = {
+    handlers: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGHUP: signal.SIG_DFL,
