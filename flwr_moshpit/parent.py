@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 
 
 def end_with_parent() -> None:
@@ -17,3 +18,8 @@ def end_with_parent() -> None:
     parent.join()
     # Not sys.exit: the main thread may be in a job that takes minutes, whose result nobody wants.
     os._exit(1)
+
+
+def follow_parent() -> None:
+    """For the initializer of a pool: `end_with_parent` in a thread."""
+    threading.Thread(target=end_with_parent, daemon=True).start()

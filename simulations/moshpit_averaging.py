@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from flwr_moshpit import config
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.protocol.build import build_machine
 from flwr_moshpit.protocol.machine import PeerId, PeerInfo, Trained
 from flwr_moshpit.simulation.engine import Engine
@@ -132,7 +133,7 @@ def main():
     print(f"Iterations to 1e-9 (to 1e-4), mean +- spread of {len(seeds)} seeds / published")
     print(f"{'N':>5}{'p':>7}", *(f"{name:>24}" for name, *_ in published))
     holds, methods = True, (all_reduce, gossip, push_sum, random_groups, moshpit)
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(initializer=follow_parent) as pool:
         for row, (size, p) in enumerate(CASES, 1):
             cells = []
             for method, known in zip(methods, published, strict=True):

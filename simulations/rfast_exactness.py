@@ -29,6 +29,7 @@ import numpy as np
 
 from flwr_moshpit.bench.trainers import DriftTrainer
 from flwr_moshpit.config import RFast
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.protocol.machine import GradientResult, Vector
 from flwr_moshpit.simulation.fleet import Fleet
 from flwr_moshpit.simulation.network import Network
@@ -119,7 +120,7 @@ def main() -> int:
     heads = [f"loss {100 * loss:.0f} %, {slow}x" for loss, slow in CONDITIONS]
     print(f"{'steps until wanted':20}", *(f"{head:>17}" for head in heads), flush=True)
     holds, books = True, 0.0
-    with ProcessPoolExecutor(args.workers) as pool:
+    with ProcessPoolExecutor(args.workers, initializer=follow_parent) as pool:
         futures = {
             (topology, condition): [
                 pool.submit(run, topology, *condition, seed) for seed in range(args.seeds)

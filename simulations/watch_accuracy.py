@@ -25,6 +25,7 @@ from typing import Any
 from flwr_moshpit.config import FedAvg, Moshpit
 from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.observe.text import duration
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.simulation.intervals import mean_interval
 from flwr_moshpit.simulation.run import Simulation
 
@@ -70,7 +71,7 @@ def accuracy(task: Task) -> float:
 def outcomes(tasks: list[Task], workers: int) -> Iterator[tuple[Task, float]]:
     """Each task with its accuracy as it gets done, `workers` of them at once."""
     context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=follow_parent) as pool:
         futures = {pool.submit(accuracy, task): task for task in tasks}
         try:
             for future in as_completed(futures):
