@@ -21,5 +21,5 @@ def end_with_parent() -> None:
 
 
 def follow_parent() -> None:
-    """For the initializer of a pool: `end_with_parent` in a thread."""
+    """What every child does first: `end_with_parent`, in a thread."""
     threading.Thread(target=end_with_parent, daemon=True).start()

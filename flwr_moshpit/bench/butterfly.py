@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from flwr_moshpit.bench.bare_grpc import GrpcButterfly, peer_id
 from flwr_moshpit.bench.bare_sockets import SocketButterfly
 from flwr_moshpit.bench.split import Split
 from flwr_moshpit.errors import MoshpitError
-from flwr_moshpit.parent import end_with_parent
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.protocol.machine import Vector
 from flwr_moshpit.runtime.identity import Authority, Identity
 
@@ -119,7 +118,7 @@ class Crew:
 
 def _serve(pipe: Connection, kind: str, identity: Identity, size: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    follow_parent()
     index = int(identity.peer[1:])
     split = Split(index, size)
     asyncio.run(_work(pipe, split, _make(kind, identity, split)))

@@ -11,7 +11,6 @@ import contextlib
 import multiprocessing
 import pickle
 import signal
-import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from flwr_moshpit.errors import ConfigError, TrainerError
-from flwr_moshpit.parent import end_with_parent
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.protocol.machine import Job, JobId, Result, Vector
 from flwr_moshpit.runtime.compute import Answer, JobThread, Offer, Task, run_job
 from flwr_moshpit.signals import deaf_children
@@ -191,7 +190,7 @@ def _bytes_of(array: Vector) -> memoryview:
 def _serve(pipe: Connection, task: Task) -> None:
     # Ctrl-C reaches the whole group of processes; the parent ends this one when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    follow_parent()
     # A broken pipe says that the parent has died: nobody is left to be told.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from flwr_moshpit.errors import ConfigError, MoshpitError, TrainerError
-from flwr_moshpit.parent import end_with_parent
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.protocol.machine import PeerId, Report, Start, Vector
 from flwr_moshpit.runtime.driver import Buildable
 from flwr_moshpit.runtime.memory import share_one_heap
@@ -147,7 +147,7 @@ def serve(pipe: Connection, settings: PeerSettings, watch: Wrap) -> None:
     share_one_heap()
     # Ctrl-C reaches the whole group of processes; the parent tells this one when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    follow_parent()
     # There are as many processes as peers: each library's threads would get in the others' way.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     worker = _Worker(pipe, settings, watch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,7 +14,7 @@ from multiprocessing import get_context
 from typing import Protocol, runtime_checkable
 
 from flwr_moshpit.errors import ConfigError, TrainerError
-from flwr_moshpit.parent import end_with_parent
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.protocol.machine import (
     CorrectedSteps,
     Evaluate,
@@ -247,7 +246,7 @@ _loaded: list[Trainer] = []
 def _begin_worker() -> None:
     # Ctrl-C reaches the whole group of processes; the engine ends the workers when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    follow_parent()
 
 
 def _load(payload: bytes) -> None:

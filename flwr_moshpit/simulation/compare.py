@@ -15,7 +15,6 @@ import dataclasses
 import multiprocessing
 import pickle
 import signal
-import threading
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -25,7 +24,7 @@ from typing import Any, Protocol
 
 from flwr_moshpit.errors import ConfigError, TrainerError
 from flwr_moshpit.observe.observer import Observer
-from flwr_moshpit.parent import end_with_parent
+from flwr_moshpit.parent import follow_parent
 from flwr_moshpit.simulation.comparison import Comparison
 from flwr_moshpit.simulation.contest import Contest, Task, settings_of, steps_per_round
 from flwr_moshpit.simulation.fleet import Fleet
@@ -218,7 +217,7 @@ def _in_workers(
 def _begin_worker() -> None:
     # Ctrl-C reaches the whole group of processes; the parent ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    follow_parent()
 
 
 def _check_picklable(contest: Contest) -> None:
