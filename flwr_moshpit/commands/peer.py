@@ -225,5 +225,7 @@ def _line(name: str, values: Mapping[str, Any]) -> str | None:
         case "checkpoint_failed":
             return f"no checkpoint: {values['error']}"
         case "refused":
-            return f"refused: {', '.join(f'{key} {value}' for key, value in values.items())}"
+            what = f"{values['what']}: " if values.get("what") else ""
+            times = f", {values['times']} times" if values.get("times", 1) > 1 else ""
+            return f"refused from {values['peer']}: {what}{values['reason']}{times}"
     return None

@@ -20,6 +20,7 @@ from flwr_moshpit.protocol.machine import (
     Round,
     Send,
     View,
+    expired,
     refused,
 )
 from flwr_moshpit.protocol.messages import (
@@ -74,20 +75,22 @@ class Groups:
     # Messages
 
     def on_named(
-        self, src: PeerId, named: GroupNamed, seats: Sequence[Seat], now: float
+        self, src: PeerId, named: GroupNamed, seats: Sequence[Seat], round: Round, now: float
     ) -> tuple[Seat | None, list[Effect]]:
-        """(the seat that is in a group now, what follows), or None for the seat: it is in none."""
+        """(the seat that is in a group now, what follows), or None for the seat: it is in none.
+        `round`: the one that I am in."""
         known = self._groups.get(named.group)
         if known is not None:
             return None, known.handle(src, named, now)
         seat = next((s for s in seats if s.key == named.group.key and s.waits), None)
+        late = [expired(src, named)] if named.group.key.round < round else []
         if named.group in self._past:
-            return None, [Send(src, Gone(named.group, self._past[named.group]))]
+            return None, [*late, Send(src, Gone(named.group, self._past[named.group]))]
         if named.group.leader == self._me != src:
             # To decline it would make it past, and I could never name it myself.
             return None, [refused(src, "group", "no group of mine")]
         if seat is None or self._means_another(named, seat):
-            return None, self._decline(named)
+            return None, [*late, *self._decline(named)]
         reason = self._objection(src, named, seat)
         if reason:
             report = refused(src, "group", reason)
@@ -116,8 +119,16 @@ class Groups:
         return seat, effects
 
     def on_message(
-        self, src: PeerId, group: GroupId, message: Message, seats: Sequence[Seat], now: float
+        self,
+        src: PeerId,
+        group: GroupId,
+        message: Message,
+        seats: Sequence[Seat],
+        round: Round,
+        now: float,
     ) -> list[Effect]:
+        """`round`: the one that I am in. What is of an earlier one's group, and that is gone, is
+        refused."""
         known = self._groups.get(group)
         if known is not None:
             return known.handle(src, message, now)
@@ -130,13 +141,18 @@ class Groups:
             self._early.append((group, src, message))
             self._early_bytes += message.array_bytes
             return [Send(src, Answer(group, message.ballot))] if type(message) is Query else []
+        effects: list[Effect] = []
+        if group.key.round < round:
+            effects.append(expired(src, message))
         if isinstance(message, Ask | Fetch | Query | Part | Answer | Accuse):
-            return [Send(src, Gone(group, self._past.get(group, False)))]
-        return []
+            effects.append(Send(src, Gone(group, self._past.get(group, False))))
+        return effects
 
-    def on_gone(self, src: PeerId, message: Gone, now: float) -> list[Effect]:
+    def on_gone(self, src: PeerId, message: Gone, round: Round, now: float) -> list[Effect]:
         known = self._groups.get(message.group)
-        return known.forgotten_by(src, message.finished, now) if known else []
+        if known is not None:
+            return known.forgotten_by(src, message.finished, now)
+        return [expired(src, message)] if message.group.key.round < round else []
 
     def _member(self, named: GroupNamed) -> Member | None:
         return next((member for member in named.members if member.peer == self._me), None)

@@ -326,6 +326,12 @@ def refused(peer: PeerId, what: str, reason: str) -> Report:
     return Report("refused", {"peer": peer, "reason": reason, "what": what})
 
 
+def expired(peer: PeerId, message: Message) -> Report:
+    """That a message of `peer` was dropped because its round is over: he is late, or it was sent
+    again."""
+    return Report("expired", {"peer": peer, "what": type(message).__name__.lower()})
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     params: Vector

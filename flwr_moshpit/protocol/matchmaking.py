@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from flwr_moshpit.compression import agreed
 from flwr_moshpit.protocol.grid import Grid
 from flwr_moshpit.protocol.lobby import Arrival, Lobby
-from flwr_moshpit.protocol.machine import Effect, PeerId, Report, Round, Send, View, refused
+from flwr_moshpit.protocol.machine import (
+    Effect,
+    PeerId,
+    Report,
+    Round,
+    Send,
+    View,
+    expired,
+    refused,
+)
 from flwr_moshpit.protocol.messages import (
     Announce,
     Arrive,
@@ -102,7 +111,7 @@ class Rendezvous:
         self.heard_of(message.key.round, src)
         lobby = self._lobby(message.key, grid, view)
         if lobby is None or lobby.closed:
-            return []
+            return [expired(src, message)]
         lobby.announce(src, message.eta_s, message.local_s, now)
         return self._settle(lobby, view, now)
 
@@ -122,7 +131,7 @@ class Rendezvous:
             if group is not None and (src, message.incarnation) in lives:
                 return [Send(src, group)]
             later = Round(max(key.round + 1, self.latest_round))
-            return [Send(src, Late(key, later))]
+            return [expired(src, message), Send(src, Late(key, later))]
         known = lobby.arrivals.get(src)
         if known is not None and known.incarnation == message.incarnation:
             return [Send(src, Hold(key))]
@@ -133,7 +142,9 @@ class Rendezvous:
     def on_late(self, src: PeerId, message: Late, view: View, now: float) -> list[Effect]:
         """A member that was called is past this round."""
         lobby = self._lobbies.get(message.key)
-        if lobby is None or lobby.closed or src in lobby.arrivals:
+        if lobby is None or lobby.closed:
+            return [expired(src, message)]
+        if src in lobby.arrivals:
             return []
         lobby.later_round = max(lobby.later_round, message.round)
         lobby.drop(src)

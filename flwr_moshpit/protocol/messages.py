@@ -279,6 +279,10 @@ class Stands(Message):
     named: GroupNamed
     holder: PeerId
 
+    @property
+    def group(self) -> GroupId:
+        return self.named.group
+
 
 # Joining late; see `state_transfer.py`
 

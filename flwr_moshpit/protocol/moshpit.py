@@ -67,6 +67,7 @@ from flwr_moshpit.protocol.machine import (
     Vector,
     View,
     ViewChanged,
+    expired,
     refused,
 )
 from flwr_moshpit.protocol.matchmaking import GroupTerms, Rendezvous
@@ -574,15 +575,24 @@ class MoshpitPeer:
 
     def _on_message(self, src: PeerId, message: Message, now: float) -> list[Effect]:
         match message:
-            case Part() | Average() | Ask() | Fetch() | Query() | Accuse() | Answer() | Waiting():
-                return self._groups.on_message(src, message.group, message, self._seats, now)
-            case Stands():
-                group = message.named.group
-                return self._groups.on_message(src, group, message, self._seats, now)
+            case (
+                Part()
+                | Average()
+                | Ask()
+                | Fetch()
+                | Query()
+                | Accuse()
+                | Answer()
+                | Waiting()
+                | Stands()
+            ):
+                return self._groups.on_message(
+                    src, message.group, message, self._seats, self.round, now
+                )
             case GroupNamed():
                 return self._on_group_named(src, message, now)
             case Gone():
-                return self._groups.on_gone(src, message, now)
+                return self._groups.on_gone(src, message, self.round, now)
             case NewerPlan():
                 return self._on_newer_plan(src, message.plan, now)
             case WhichPlan():
@@ -620,11 +630,13 @@ class MoshpitPeer:
         if grid is None and (newest is None or key.plan > newest.id):
             return [Send(src, WhichPlan())]
         if newest is not None and key.plan < newest.id and newest.from_round <= key.round:
-            return [Send(src, NewerPlan(newest))]
+            late = [expired(src, message)] if key.round < self.round else []
+            return [*late, Send(src, NewerPlan(newest))]
         if grid is None:
             # It goes by a plan that was given up long ago, in rounds that are over.
             later = Round(max(self._rendezvous.latest_round, key.round + 1))
-            return [Send(src, Late(key, later))] if isinstance(message, Arrive | Call) else []
+            answers = [Send(src, Late(key, later))] if isinstance(message, Arrive | Call) else []
+            return [expired(src, message), *answers]
         seat = next((seat for seat in self._seats if seat.key == key), None)
         match message:
             case Announce():
@@ -646,7 +658,7 @@ class MoshpitPeer:
             case Refused():
                 if seat is not None and seat.waits and seat.leader == src:
                     seat.end(f"refused: {message.reason}")
-        return []
+        return [expired(src, message)] if key.round < self.round else []
 
     def _on_call(
         self, src: PeerId, message: Call, grid: Grid, seat: Seat | None, now: float
@@ -656,7 +668,7 @@ class MoshpitPeer:
         if not {src, self.me} <= {*grid.line(key)}:
             return [refused(src, "call", "no call of his")]
         if key.round < self.round:
-            return [Send(src, Late(key, self.round))]
+            return [expired(src, message), Send(src, Late(key, self.round))]
         if seat is not None:
             if seat.waits:
                 return [Send(src, self._arrival(seat))]
@@ -704,7 +716,7 @@ class MoshpitPeer:
         return max(late_s / 2, LATE_S)
 
     def _on_group_named(self, src: PeerId, named: GroupNamed, now: float) -> list[Effect]:
-        seat, effects = self._groups.on_named(src, named, self._seats, now)
+        seat, effects = self._groups.on_named(src, named, self._seats, self.round, now)
         if seat is None or self._trains_in(self.round + 1):
             return effects
         # Nothing lies between this group and the next one: say so before others wonder.

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -57,6 +58,7 @@ from flwr_moshpit.protocol.membership_messages import MembershipMessage
 from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.compute import Compute
 from flwr_moshpit.runtime.machine_thread import MachineThread, Taken
+from flwr_moshpit.runtime.refusals import Refusals
 from flwr_moshpit.runtime.trace import Recipe, Recorder
 from flwr_moshpit.runtime.transport import Transport
 
@@ -119,6 +121,7 @@ class Driver:
         self._compute = compute
         self._schedule = schedule if schedule is not None else Schedule()
         self._observers = list(observers)
+        self._refusals = Refusals(transport.peer)
         self._recorder = recorder
         self._checkpoints = checkpoints
         self._on_record = on_record
@@ -166,6 +169,11 @@ class Driver:
         """Wind down: the machine hands over what others need, the membership says goodbye."""
         self._stopping.set()
         self._changed.set()
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was refused from others, connections and messages, by reason."""
+        return self._transport.refusals + self._refusals.counts
 
     @property
     def is_stopping(self) -> bool:
@@ -424,5 +432,7 @@ class Driver:
 
     def _observe(self, report: Report) -> None:
         now = time.monotonic() - self._began_at
-        for observer in self._observers:
-            observer(now, self._transport.peer, report)
+        told = self._refusals.told(report)
+        if told is not None:
+            for observer in self._observers:
+                observer(now, self._transport.peer, told)

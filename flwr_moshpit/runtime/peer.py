@@ -180,7 +180,7 @@ class Peer:
             "waits_for": plain(state.get("waits_for", [])),
             "edges": plain(state.get("edges", {})),
             "uplink_bytes_per_s": self.transport.uplink_bytes_per_s,
-            "refused": dict(self.transport.refusals),
+            "refused": dict(driver.refused),
         }
 
     def _on_stop(self, text: str) -> None:

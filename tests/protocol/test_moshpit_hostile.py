@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.protocol.groups import PAST_MAX
-from flwr_moshpit.protocol.machine import Learned, PeerId, Received, Record, Round
+from flwr_moshpit.protocol.machine import Learned, PeerId, Received, Record, Report, Round
 from flwr_moshpit.protocol.messages import Hold, Late, Plan, PlanId, Share, Stands, Waiting
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
@@ -155,3 +155,34 @@ def test_a_peer_that_is_named_into_groups_without_end_does_not_grow():
         machine.handle(Received(net.peers[6], forged), net.now)
     assert len(machine._groups._past) <= PAST_MAX
     assert len(machine._groups._groups) < 20
+
+
+def test_what_is_of_a_round_long_over_is_counted_and_changes_nothing():
+    """Every message of the first rounds, sent again later, as a late peer or a liar would."""
+    net = net_of(1)
+    net.kill(3, during="allreduce")
+    recorded = []
+
+    def record(now, src, dst, message):
+        is_of_round = hasattr(message, "key") or hasattr(message, "group")
+        if is_of_round and src != dst:
+            recorded.append((src, dst, message))
+
+    net.engine.interceptors.append(record)
+    net.run(rounds=2)
+    first, kinds = list(recorded), {type(message).__name__ for _, _, message in recorded}
+    assert kinds >= {"Announce", "Arrive", "GroupNamed", "Part", "Average"}
+    net.run(rounds=8)
+    net.advance(3600.0)
+    net.run(rounds=2)
+    for src, dst, message in first:
+        if dst not in net.alive:
+            continue
+        machine = net.machine(dst)
+        before, state = net.vector(dst).copy(), machine.snapshot()
+        effects = machine.handle(Received(src, message), net.now)
+        reports = [effect for effect in effects if isinstance(effect, Report)]
+        assert [(r.name, r.values["peer"]) for r in reports] == [("expired", src)], message
+        assert len(effects) <= 2
+        np.testing.assert_array_equal(net.vector(dst), before)
+        assert machine.snapshot() == state

@@ -32,6 +32,7 @@ from flwr_moshpit.protocol.machine import (
     TimerFired,
     Vector,
     View,
+    refused,
 )
 from flwr_moshpit.protocol.membership import Membership
 from flwr_moshpit.runtime.checkpoint import Checkpoints
@@ -374,6 +375,14 @@ class Publisher(Silent):
         return [Finish(self.params)] if isinstance(event, Learned) else []
 
 
+class Beset(Silent):
+    """Somebody sends it rubbish and nothing else."""
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        rubbish = [refused(PeerId("liar"), "part", "NaN")] * 50
+        return [*(rubbish if isinstance(event, Start) else []), *super().handle(event, now)]
+
+
 class Clock(Silent):
     """Its timer is due at once, again and again, a thousand times."""
 
@@ -413,6 +422,17 @@ async def test_a_machine_learns_its_own_record_and_is_stopped_last() -> None:
     driver = make_alone(LocalNetwork(), machine, schedule=Schedule(linger_s=0.0))
     assert await driver.run() is machine.params
     assert machine.events == [Start(), Learned(Record(("stop",), (1,), "why")), Stop()]
+
+
+@in_time
+async def test_what_is_refused_is_counted_and_told_now_and_then() -> None:
+    told: list[Report] = []
+    schedule = Schedule(linger_s=0.0)
+    observers = [lambda now, peer, report: told.append(report)]
+    driver = make_alone(LocalNetwork(), Beset(), schedule=schedule, observers=observers)
+    await driver.run()
+    assert driver.refused == {"NaN": 50}
+    assert [r.values["times"] for r in told if r.name == "refused"] == [1, 10]
 
 
 @in_time
