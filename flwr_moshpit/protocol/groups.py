@@ -36,14 +36,19 @@ from flwr_moshpit.protocol.messages import (
     Part,
     PlanId,
     Query,
+    Stands,
 )
 from flwr_moshpit.protocol.packing import Packing
 from flwr_moshpit.protocol.seat import Seat
 
 EARLY_MAX = 1024
 EARLY_VECTORS_MAX = 4
-"""Messages, and vectors' worth of bytes, kept of groups that are not named yet: parts may overtake
-the naming. What is dropped is asked for again."""
+EARLY_BYTES_MIN = 1 << 20
+"""Messages, and vectors' worth of bytes or at least so many, kept of groups that are not named yet:
+parts may overtake the naming. What is dropped is asked for again."""
+
+MEMBER_BYTES = 512
+"""What one member takes, at least, in a message that names a group's."""
 
 SERVED_MAX = 8
 SERVED_BYTES_MAX = 1 << 24
@@ -135,11 +140,13 @@ class Groups:
         seat = next((seat for seat in seats if seat.waits and seat.key == group.key), None)
         if seat is not None:
             # Its GroupNamed may be under way from the leader while this came from a member.
-            room = EARLY_VECTORS_MAX * seat.vector.nbytes - self._early_bytes
-            if len(self._early) >= EARLY_MAX or message.array_bytes > room:
-                return []
+            most = max(EARLY_VECTORS_MAX * seat.vector.nbytes, EARLY_BYTES_MIN)
+            room = most - self._early_bytes
+            if len(self._early) >= EARLY_MAX or _kept_bytes(message) > room:
+                what = type(message).__name__.lower()
+                return [refused(src, what, "too much before its group is named")]
             self._early.append((group, src, message))
-            self._early_bytes += message.array_bytes
+            self._early_bytes += _kept_bytes(message)
             return [Send(src, Answer(group, message.ballot))] if type(message) is Query else []
         effects: list[Effect] = []
         if group.key.round < round:
@@ -204,7 +211,7 @@ class Groups:
 
     def _keep_early(self, early: list[tuple[GroupId, PeerId, Message]]) -> None:
         self._early = early
-        self._early_bytes = sum(message.array_bytes for _, _, message in early)
+        self._early_bytes = sum(_kept_bytes(message) for _, _, message in early)
 
     # Peers
 
@@ -285,3 +292,8 @@ class Groups:
             earlier = group.key.round < named.group.key.round and known.outcome is not None
             if earlier and all(peer in here for peer in known.named.ranks):
                 self._drop(group)
+
+
+def _kept_bytes(message: Message) -> int:
+    named = len(message.named.members) if isinstance(message, Stands) else 0
+    return message.array_bytes + MEMBER_BYTES * named

@@ -51,7 +51,10 @@ UNKNOWN_BYTES_PER_S = 1.25e6
 its way would fill it with copies."""
 
 LOBBIES_MAX = 256
-"""Lobbies that a leader keeps; before more are opened, those of past rounds are given up."""
+"""Lobbies that a leader keeps; before more are opened, those of past rounds are given up, then
+those furthest ahead."""
+
+TOO_FAR = "too far ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class Rendezvous:
             return [refused(src, "announce", "not in this line")]
         self.heard_of(message.key.round, src)
         lobby = self._lobby(message.key, grid, view)
+        if lobby is None and not self._is_over(message.key):
+            return [refused(src, "announce", TOO_FAR)]
         if lobby is None or lobby.closed:
             return [expired(src, message)]
         lobby.announce(src, message.eta_s, message.local_s, now)
@@ -125,6 +130,8 @@ class Rendezvous:
         if reason:
             return [refused(src, "arrive", reason), Send(src, Refused(key, reason))]
         lobby = self._lobby(key, grid, view)
+        if lobby is None and not self._is_over(key):
+            return [refused(src, "arrive", TOO_FAR), Send(src, Refused(key, TOO_FAR))]
         if lobby is None or lobby.closed:
             group = lobby.group if lobby else None
             lives = [] if group is None else [(m.peer, m.incarnation) for m in group.members]
@@ -184,12 +191,21 @@ class Rendezvous:
     def _lobby(self, key: GroupKey, grid: Grid, view: View) -> Lobby | None:
         lobby = self._lobbies.get(key)
         line = grid.line(key)
-        if lobby is None and line and self._closed.get((key.axis, key.line), -1) < key.round:
+        if lobby is None and line and not self._is_over(key):
             if len(self._lobbies) >= LOBBIES_MAX:
                 self.forget_before(self.latest_round - 1)
+            if len(self._lobbies) >= LOBBIES_MAX:
+                # Nobody gets that far ahead of me by honest means: the furthest goes first.
+                furthest = max(self._lobbies, key=lambda each: each.round)
+                if furthest.round <= key.round:
+                    return None
+                del self._lobbies[furthest]
             living = [peer for peer in line if peer in view]
             lobby = self._lobbies[key] = Lobby(key, line, living)
         return lobby
+
+    def _is_over(self, key: GroupKey) -> bool:
+        return self._closed.get((key.axis, key.line), -1) >= key.round
 
     def _objection(self, message: Arrive) -> str | None:
         if not (math.isfinite(message.weight) and 0 <= message.weight <= self._terms.weight_max):

@@ -787,13 +787,13 @@ class MoshpitPeer:
             return []
         if record.rank != tuple(record.value.id):
             return [refused(record.value.id.coordinator, "plan", "forged rank")]
-        effects = self._on_plan(record.value, now, gossiped=True)
+        effects = self._on_plan(record.value.id.coordinator, record.value, now, gossiped=True)
         self._planner.on_view(self._view, now)
         return effects
 
     def _on_newer_plan(self, leader: PeerId, plan: Plan, now: float) -> list[Effect]:
         known = self._planner.newest
-        effects = self._on_plan(plan, now, gossiped=False)
+        effects = self._on_plan(leader, plan, now, gossiped=False)
         if self._planner.newest not in (known, None):
             # Whoever plans may not know it: then I could wait for ever for a cell in it.
             effects.append(Publish(Record(PLAN_KEY, tuple(plan.id), plan)))
@@ -803,11 +803,11 @@ class MoshpitPeer:
                 seat.end("the plan changed", (self.me,))
         return effects
 
-    def _on_plan(self, plan: Plan, now: float, gossiped: bool) -> list[Effect]:
+    def _on_plan(self, src: PeerId, plan: Plan, now: float, gossiped: bool) -> list[Effect]:
+        """`src`: who says so, or where that is not known whoever is said to have made it."""
         reason = unsound(plan)
         if reason:
-            who = plan.id.coordinator
-            return [refused(who, "plan", reason)]
+            return [refused(src, "plan", reason)]
         if not self._planner.learn(plan, gossiped):
             return []
         is_new = self.round == 0 and self.phase in (Phase.TRAINING, Phase.WAITING)

@@ -16,13 +16,18 @@ from flwr_moshpit.runtime.identity import Identity
 from flwr_moshpit.runtime.relay import SERVICE, first_of, word_of
 
 WAITING_MAX = 256
-"""Peers that wait at one relay, and connections that it carries at a time."""
+"""Peers that wait at one relay, connections that it carries at a time, and callers that one peer
+may have waiting."""
+
+PAIR_MAX = 8
+"""Of these connections, those from one peer to one other: two must not use up what all need."""
 
 
 @dataclass(slots=True)
 class _Call:
     """A caller that waits for the peer that it wants to take its call."""
 
+    caller: PeerId
     target: PeerId
     taken: asyncio.Future[Any]
     ended: asyncio.Event
@@ -74,12 +79,16 @@ class RelayService:
         callers = self._waiting.get(target)
         if callers is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{target} does not wait here")
-        if len(self._calls) >= WAITING_MAX:
+        alike = sum((call.caller, call.target) == (peer, target) for call in self._calls.values())
+        if len(self._calls) >= WAITING_MAX or alike >= PAIR_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much to carry")
         assert callers is not None
+        if callers.qsize() >= WAITING_MAX:
+            # It reads nothing, and those who have called it may long have given up.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{target} does not take calls")
         number = secrets.token_hex(8)
         taken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call = self._calls[number] = _Call(target, taken, asyncio.Event())
+        call = self._calls[number] = _Call(peer, target, taken, asyncio.Event())
         try:
             callers.put_nowait(f"{number} {peer}".encode())
             far = await asyncio.wait_for(taken, self._handshake_s)

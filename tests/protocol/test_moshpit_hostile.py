@@ -11,7 +11,22 @@ from hypothesis import strategies as st
 from flwr_moshpit.config import Moshpit
 from flwr_moshpit.protocol.groups import PAST_MAX
 from flwr_moshpit.protocol.machine import Learned, PeerId, Received, Record, Report, Round
-from flwr_moshpit.protocol.messages import Hold, Late, Plan, PlanId, Share, Stands, Waiting
+from flwr_moshpit.protocol.matchmaking import LOBBIES_MAX
+from flwr_moshpit.protocol.messages import (
+    Announce,
+    GroupId,
+    GroupNamed,
+    Hold,
+    Late,
+    Member,
+    NewerPlan,
+    Plan,
+    PlanId,
+    Share,
+    Stands,
+    Version,
+    Waiting,
+)
 from flwr_moshpit.testing import Swarm
 from tests.trainers import QuadraticTrainer
 
@@ -186,3 +201,59 @@ def test_what_is_of_a_round_long_over_is_counted_and_changes_nothing():
         assert len(effects) <= 2
         np.testing.assert_array_equal(net.vector(dst), before)
         assert machine.snapshot() == state
+
+
+def waiting(net):
+    """(a machine that waits for its group to be named, its seat)."""
+    net.begin()
+    while True:
+        net.step()
+        for peer in net.peers[:6]:
+            machine = net.machine(peer)
+            for seat in machine._seats:
+                if seat.waits:
+                    return machine, seat
+
+
+def test_who_blames_another_for_a_plan_that_cannot_be_is_blamed():
+    net = net_of(1)
+    net.run(rounds=2)
+    machine, liar = net.machine(0), net.peers[6]
+    plan = machine._planner.newest
+    forged = dataclasses.replace(plan, id=PlanId(plan.id.term + 1, net.peers[0]), radices=())
+    [report] = machine.handle(Received(liar, NewerPlan(forged)), net.now)
+    assert (report.name, report.values["peer"]) == ("refused", liar)
+
+
+def test_rounds_that_nobody_is_in_fill_no_memory_and_keep_nobody_out():
+    net = net_of(1)
+    net.run(rounds=2)
+    machine, liar = net.machine(0), net.peers[6]
+    grid = machine._planner.grid
+    lines = [grid.key(Round(r), grid.cells_of[liar][0]) for r in range(10**6, 10**6 + 4000)]
+    effects = [
+        effect
+        for key in lines
+        for effect in machine.handle(Received(liar, Announce(key, 1.0, 1.0)), net.now)
+    ]
+    assert len(machine._rendezvous._lobbies) <= LOBBIES_MAX
+    reasons = {e.values["reason"] for e in effects if isinstance(e, Report) and e.name == "refused"}
+    assert reasons == {"too far ahead"}
+    key = grid.key(machine.round, grid.cells_of[net.peers[1]][0])
+    assert key not in machine._rendezvous._lobbies
+    machine.handle(Received(net.peers[1], Announce(key, 1.0, 1.0)), net.now)
+    assert key in machine._rendezvous._lobbies
+
+
+def test_members_by_the_thousand_of_a_group_not_yet_named_fill_no_memory():
+    net = net_of(1)
+    machine, seat = waiting(net)
+    liar = net.peers[6]
+    group = GroupId(seat.key, PeerId("nobody"), 0)
+    members = tuple(Member(PeerId(f"{k}"), 1.0, 1, 0) for k in range(4000))
+    ranks = tuple(member.peer for member in members)
+    named = GroupNamed(group, Version(0, 0), members, (), ranks, 64, 16, 2.0, False, "none")
+    answers = [machine.handle(Received(liar, Stands(named, liar)), net.now) for _ in range(10)]
+    assert any(answers)
+    assert sum(len(m.named.members) for _, _, m in machine._groups._early) <= 4000
+    net.run(rounds=3)

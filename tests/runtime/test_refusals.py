@@ -27,6 +27,15 @@ def test_a_reason_that_quotes_its_sender_fills_nothing() -> None:
     assert refusals.counts.total() == 10_000
 
 
+def test_makers_of_records_who_do_not_exist_fill_nothing() -> None:
+    refusals = Refusals(ME)
+    makers = [ME, *(PeerId(f"nobody {k}") for k in range(10_000))]
+    told = [refusals.told(refused(maker, "plan", "impossible")) for maker in makers]
+    assert told[0] is not None
+    assert sum(t is not None for t in told) < 2 * Refusals.MAX_PEERS
+    assert refusals.counts == {"impossible": 10_001}
+
+
 def test_the_late_are_counted_as_such_and_what_is_no_refusal_passes() -> None:
     refusals = Refusals(ME)
     late = Announce(GroupKey(PlanId(1, PeerId("a")), Round(1), 0, 0), 1.0, 1.0)

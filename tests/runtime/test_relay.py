@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import grpc
 import numpy as np
@@ -15,8 +16,9 @@ from flwr_moshpit.protocol.messages import Hold, Part
 from flwr_moshpit.runtime import relay_service
 from flwr_moshpit.runtime.carrier import is_relayed
 from flwr_moshpit.runtime.grpc_transport import GrpcTransport
-from flwr_moshpit.runtime.identity import Authority
+from flwr_moshpit.runtime.identity import Authority, Identity
 from flwr_moshpit.runtime.relay import Caller, Relayed
+from flwr_moshpit.runtime.relay_service import PAIR_MAX, WAITING_MAX, RelayService
 from flwr_moshpit.runtime.wire import Limits
 from tests.runtime.networks import CAP_S, QUICK, Station
 from tests.runtime.samples import GROUP
@@ -197,3 +199,72 @@ def test_the_relay_carries_for_nobody_else() -> None:
         assert relay.transport.relay.carried_bytes == 0
 
     run(scenario)
+
+
+class Aborted(Exception):
+    pass
+
+
+class Context:
+    """Of a call to a relay by `peer`, who neither reads nor says anything."""
+
+    def __init__(self, peer: str, **words: str) -> None:
+        self.peer = peer
+        self.words = words
+        self.code: grpc.StatusCode | None = None
+
+    def auth_context(self) -> str:
+        return self.peer
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(key, value.encode().hex()) for key, value in self.words.items()]
+
+    async def send_initial_metadata(self, metadata: object) -> None: ...
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async def read(self) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def abort(self, code: grpc.StatusCode, text: str = "") -> None:
+        self.code = code
+        raise Aborted
+
+
+class Names:
+    def peer_of(self, peer: str) -> PeerId:
+        return PeerId(peer)
+
+
+def test_two_peers_cannot_use_up_a_relay() -> None:
+    """One waits and reads nothing, the other calls it for ever: neither memory nor room is lost."""
+
+    async def go() -> None:
+        service = RelayService(cast(Identity, Names()), lambda reason: None, 0.0)
+        wait = asyncio.ensure_future(service._wait(None, Context("mute")))
+        await asyncio.sleep(0)
+        codes: set[grpc.StatusCode | None] = set()
+        for _ in range(2 * WAITING_MAX):
+            calls = [Context("liar", target="mute") for _ in range(2 * PAIR_MAX)]
+            ends = [service._connect(None, call) for call in calls]
+            await asyncio.gather(*ends, return_exceptions=True)
+            codes |= {call.code for call in calls}
+            assert service._waiting[PeerId("mute")].qsize() <= WAITING_MAX
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+        assert not service._calls
+        service._handshake_s = CAP_S
+        other = asyncio.ensure_future(service._wait(None, Context("other")))
+        calls = [Context("liar", target="other") for _ in range(2 * PAIR_MAX)]
+        held = [asyncio.ensure_future(service._connect(None, call)) for call in calls]
+        honest = asyncio.ensure_future(service._connect(None, Context("honest", target="other")))
+        for _ in range(100):  # turns of the loop, more than these calls take to come in
+            await asyncio.sleep(0)
+        assert len(service._calls) == PAIR_MAX + 1
+        assert [call.caller for call in service._calls.values()].count(PeerId("honest")) == 1
+        for task in (wait, other, honest, *held):
+            task.cancel()
+        await asyncio.gather(wait, other, honest, *held, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(go(), CAP_S))
