@@ -103,6 +103,7 @@ class Driver:
         observers: Sequence[Observer] = (),
         recorder: Recorder | None = None,
         checkpoints: Checkpoints | None = None,
+        swarm: str = "",
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
         """`join(address)` makes the membership when the transport knows this peer's address.
@@ -124,6 +125,7 @@ class Driver:
         self._refusals = Refusals(transport.peer)
         self._recorder = recorder
         self._checkpoints = checkpoints
+        self._swarm = swarm
         self._on_record = on_record
         self._membership: Membership | None = None
         self._machine: MachineThread | None = None
@@ -282,22 +284,16 @@ class Driver:
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None, None, None]:
+        """SIGINT and SIGTERM wind down. Another one changes nothing: that has bounds, what it
+        writes would be lost, and some of what starts processes passes each Ctrl-C on twice."""
         numbers = (signal.SIGINT, signal.SIGTERM)
-
-        def stop() -> None:
-            restore()
-            self.stop()
-
-        def restore() -> None:
-            for number in numbers:
-                self._loop.remove_signal_handler(number)
-
         for number in numbers:
-            self._loop.add_signal_handler(number, stop)
+            self._loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
-            restore()
+            for number in numbers:
+                self._loop.remove_signal_handler(number)
 
     # Checkpoints
 
@@ -315,6 +311,7 @@ class Driver:
         assert self._checkpoints is not None
         membership = self.membership
         content = {
+            "swarm": self._swarm,
             "peer": membership.me,
             "incarnation": membership.claim.info.incarnation,
             "addresses": membership.addresses,

@@ -85,8 +85,8 @@ class Peer:
     ) -> None:
         """`compute` has been started and has given `offer`. `on_address` is told where this peer
         listens, as soon as it does. `wrap`: puts something around the machine, to watch it. Raises
-        ConfigError for a state of another peer, one that another process uses, or a folder or file
-        that cannot be written."""
+        ConfigError for a state of another peer or swarm, one that another process uses, or a folder
+        or file that cannot be written."""
         self._settings = settings
         self._offer: Offer | None = offer
         self._on_address = on_address
@@ -108,10 +108,16 @@ class Peer:
         self.incarnation = 0 if saved is None else int(saved.content["incarnation"]) + 1
         """How often this peer was started before, as far as its own state tells."""
         known = {} if saved is None else saved.content["addresses"]
-        if saved is not None and saved.content["peer"] != settings.identity.peer:
+        me = settings.identity
+        if saved is not None and saved.content["peer"] != me.peer:
             raise ConfigError(
-                f"state {settings.state} is of {saved.content['peer']}, not of "
-                f"{settings.identity.peer}: give each peer a folder of its own"
+                f"state {settings.state} is of {saved.content['peer']}, not of {me.peer}: give "
+                "each peer a folder of its own"
+            )
+        if saved is not None and saved.content.get("swarm", me.swarm) != me.swarm:
+            raise ConfigError(
+                f"state {settings.state} is of swarm {saved.content['swarm']!r}, not of "
+                f"{me.swarm!r}: give each swarm a folder of its own"
             )
         self._contacts = {**known, **settings.contacts}
         if self._roams and source_towards(self._contacts.values()) is None:
@@ -144,6 +150,7 @@ class Peer:
             observers=[*observers, self._failures],
             recorder=None if settings.trace is None else Recorder(settings.trace),
             checkpoints=checkpoints,
+            swarm=me.swarm,
             on_record=self._on_record,
         )
 
