@@ -61,6 +61,23 @@ def test_the_end_by_a_service_manager_is_wound_up_like_ctrl_c(number: signal.Sig
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_presses_ctrl_c_twice_loses_nothing(again: signal.Signals) -> None:
+    written: list[str] = []
+
+    def end() -> None:
+        with ends_as_interrupt():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                signal.raise_signal(again)
+                written.append("results")
+
+    end()
+    assert written == ["results"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

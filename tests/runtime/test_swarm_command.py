@@ -151,6 +151,7 @@ def test_ctrl_c(start: Any, tmp_path: Path) -> None:
     run = start("swarm", "digits", "--peers", "3", "--rounds", "500", "--out", "out")
     run.until("round 50/500")
     run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGINT)
     out = run.wait(130)
     assert "interrupted after" in out
     assert run.descendants() == []
