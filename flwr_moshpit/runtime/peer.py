@@ -99,26 +99,12 @@ class Peer:
         )
         self._address = ""
         self._following: asyncio.Task[None] | None = None
-        checkpoints = None if settings.state is None else Checkpoints(settings.state)
-        if checkpoints is not None:
-            checkpoints.claim()
-        self._checkpoints = checkpoints
-        saved = None if checkpoints is None else checkpoints.load()
-        self._state = None if saved is None else saved.content["machine"]
-        self.incarnation = 0 if saved is None else int(saved.content["incarnation"]) + 1
+        self._checkpoints = None if settings.state is None else Checkpoints(settings.state)
+        saved = self._saved()
+        self._state = saved.get("machine")
+        self.incarnation = int(saved.get("incarnation", -1)) + 1
         """How often this peer was started before, as far as its own state tells."""
-        known = {} if saved is None else saved.content["addresses"]
-        me = settings.identity
-        if saved is not None and saved.content["peer"] != me.peer:
-            raise ConfigError(
-                f"state {settings.state} is of {saved.content['peer']}, not of {me.peer}: give "
-                "each peer a folder of its own"
-            )
-        if saved is not None and saved.content.get("swarm", me.swarm) != me.swarm:
-            raise ConfigError(
-                f"state {settings.state} is of swarm {saved.content['swarm']!r}, not of "
-                f"{me.swarm!r}: give each swarm a folder of its own"
-            )
+        known = saved.get("addresses", {})
         self._contacts = {**known, **settings.contacts}
         if self._roams and source_towards(self._contacts.values()) is None:
             raise ConfigError(
@@ -149,8 +135,8 @@ class Peer:
             schedule=settings.schedule,
             observers=[*observers, self._failures],
             recorder=None if settings.trace is None else Recorder(settings.trace),
-            checkpoints=checkpoints,
-            swarm=me.swarm,
+            checkpoints=self._checkpoints,
+            swarm=settings.identity.swarm,
             on_record=self._on_record,
         )
 
@@ -189,6 +175,27 @@ class Peer:
             "uplink_bytes_per_s": self.transport.uplink_bytes_per_s,
             "refused": dict(driver.refused),
         }
+
+    def _saved(self) -> dict[str, Any]:
+        """What an earlier life of this peer left, whose folder is this one's alone from now on."""
+        if self._checkpoints is None:
+            return {}
+        self._checkpoints.claim()
+        loaded = self._checkpoints.load()
+        if loaded is None:
+            return {}
+        saved, me = loaded.content, self._settings.identity
+        for what, its, mine in (
+            ("peer", saved["peer"], me.peer),
+            ("swarm", saved.get("swarm", me.swarm), me.swarm),
+        ):
+            if its != mine:
+                self._checkpoints.release()
+                raise ConfigError(
+                    f"state {self._checkpoints.folder} is of {what} {its!r}, not of {mine!r}: give "
+                    f"each {what} a folder of its own"
+                )
+        return saved
 
     def _on_stop(self, text: str) -> None:
         stop = Stop(text)

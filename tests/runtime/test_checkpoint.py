@@ -15,6 +15,10 @@ from flwr_moshpit.errors import ConfigError
 from flwr_moshpit.protocol.build import build_machine
 from flwr_moshpit.protocol.machine import Machine, PeerId, PeerInfo, State, View
 from flwr_moshpit.runtime.checkpoint import Checkpoints
+from flwr_moshpit.runtime.compute import Task, ThreadCompute
+from flwr_moshpit.runtime.identity import Authority
+from flwr_moshpit.runtime.peer import Peer, PeerSettings
+from tests.trainers import QuadraticTrainer
 
 HANG_S = 60.0
 
@@ -60,6 +64,29 @@ def test_a_folder_is_one_lifes_alone(tmp_path: Path) -> None:
     second.claim()
     second.release()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", [{"peer": "b"}, {"swarm": "t"}])
+def test_the_state_of_another_peer_or_swarm_is_refused(
+    other: dict[str, str], tmp_path: Path
+) -> None:
+    state = {"swarm": "s", "peer": "a", "incarnation": 0, "addresses": {}, "machine": None}
+    Checkpoints(tmp_path).save({**state, **other})
+    settings = PeerSettings(
+        identity=Authority.create("s").issue(PeerId("a")),
+        algorithm=Moshpit(),
+        task=Task(QuadraticTrainer, 0, 1, seed=(0,)),
+        bind="127.0.0.1:0",
+        state=tmp_path,
+    )
+    compute = ThreadCompute(settings.task)
+    offer = compute.start()
+    [(what, whose)] = other.items()
+    # Twice: who was refused does not have the folder.
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"is of {what} '{whose}', not of '{state[what]}'"):
+            Peer(settings, compute, offer)
+    compute.close()
 
 
 def test_a_folder_without_any_has_none(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from flwr_moshpit.flower.app import load_app
 from flwr_moshpit.flower.app_trainer import make_app_trainer
 from flwr_moshpit.protocol.machine import Cancel, JobId, PeerId, PeerInfo, Start, View
 from flwr_moshpit.protocol.moshpit import MoshpitPeer
-from flwr_moshpit.runtime.checkpoint import Checkpoints
 from flwr_moshpit.runtime.control import Stop
 from flwr_moshpit.runtime.identity import DAY_S, Authority, Invitation
 from flwr_moshpit.runtime.trace import Recipe, Recorder
@@ -327,18 +326,6 @@ def test_an_invitation_that_ends_soon_is_told(
     told = capsys.readouterr().err
     assert "as far as this test goes" in told
     assert ("a's invitation is valid for 1 d 00 h more" in told) is is_told
-
-
-def test_the_state_of_another_swarm_is_refused(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ca", "made", "--swarm", "s", "--invite", "a"]) == 0
-    state = {"swarm": "t", "peer": "a", "incarnation": 0, "addresses": {}, "machine": {}}
-    Checkpoints(here / "state").save(state)
-    arguments = ["--app", "digits", "--client", "0", "--peers", "2", "--state", "state"]
-    arguments += ["--bind", "127.0.0.1:0"]
-    assert main(["peer", "--invitation", "made/invitations/a.invitation", *arguments]) == 2
-    assert "state state is of swarm 't', not of 's'" in capsys.readouterr().err
 
 
 class Process:
