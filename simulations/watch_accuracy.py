@@ -78,7 +78,7 @@ def outcomes(tasks: list[Task], workers: int) -> Iterator[tuple[Task, float]]:
                 yield futures[future], future.result()
         finally:
             # After an error or Ctrl-C nobody wants the runs that have not begun.
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def main() -> int:

@@ -195,8 +195,8 @@ def _in_workers(
     context = multiprocessing.get_context("spawn")
     others = multiprocessing.active_children()
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker) as pool:
-        futures = {pool.submit(run_task, contest, task): task for task in tasks}
         try:
+            futures = {pool.submit(run_task, contest, task): task for task in tasks}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool as error:
@@ -204,14 +204,13 @@ def _in_workers(
                 "a worker process died: out of memory, or killed; where a script starts the "
                 "comparison, guard its start by `if __name__ == '__main__':`"
             ) from error
-        finally:
-            # After the last run there is nothing to cancel; after an interrupt or an error the
-            # runs under way would go on for minutes.
-            pool.shutdown(wait=False, cancel_futures=True)
-            if any(not future.done() for future in futures):
-                for child in multiprocessing.active_children():
-                    if child not in others:
-                        child.terminate()
+        except BaseException:
+            # The runs under way would go on for minutes. A pool that has lost a worker gives up
+            # all that is left, and ends.
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.terminate()
+            raise
 
 
 def _begin_worker() -> None:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -195,11 +196,33 @@ def test_what_is_done_is_on_disk_while_the_rest_runs(tmp_path: Path) -> None:
     assert [r["algorithm"] for r in saved["runs"]] == ["ring"]
 
 
+def lasting_threads() -> list[threading.Thread]:
+    """Those that the end of the program waits for."""
+    return [thread for thread in threading.enumerate() if not thread.daemon]
+
+
 @pytest.mark.slow
-def test_worker_processes_change_nothing() -> None:
+def test_worker_processes_change_nothing_and_leave_nothing() -> None:
     here = compare(contest(seeds=(0,)))
+    before = lasting_threads()
     there = compare(contest(seeds=(0,)), workers=2)
     assert there.runs == here.runs
+    assert lasting_threads() == before
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_worker() -> None:
+    class Second(Stopper):
+        def on_end(self, task: Task, run: Run) -> None:
+            super().on_end(task, run)
+            raise KeyboardInterrupt
+
+    before = lasting_threads()
+    stopper = Second(1)
+    assert compare(contest(seeds=tuple(range(8))), workers=2, follower=stopper).interrupted
+    assert len(stopper.ended) == 1
+    assert lasting_threads() == before
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
